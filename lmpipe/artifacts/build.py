@@ -1,0 +1,163 @@
+"""Building an artifact: look it up, take its lock, run the stage, publish the manifest.
+
+The publishing write is conditional (create-if-absent, or replace-if-unchanged for a forced
+rebuild), so that of two builders, however they came to run at once, one manifest wins and names
+one attempt.
+"""
+
+import time
+from typing import Any
+
+from lmpipe.artifacts.events import Sink, discard
+from lmpipe.artifacts.identity import content_digest
+from lmpipe.artifacts.lock import LEASE_SECONDS, BuildLock
+from lmpipe.artifacts.lookup import (
+    as_list,
+    home,
+    identify,
+    input_records,
+    manifest_path,
+    open_artifact,
+    read_manifest,
+)
+from lmpipe.artifacts.manifest import Manifest
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.provenance import now, provenance
+from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import LmpipeError, LockLost
+from lmpipe.runtime import Runtime
+
+
+def find(stage: Stage[A], artifact: str, store: Store, runtime: Runtime) -> A | None:
+    """Return the artifact of an id if its manifest and all its objects are there."""
+    entry = read_manifest(store, stage.name, artifact)
+    if entry is None:
+        return None
+    found = open_artifact(stage, store, entry[0], runtime.locations)
+    return None if found.missing() else found  # type: ignore[return-value]
+
+
+def build(
+    stage: Stage[A],
+    config: StageConfig,
+    inputs: Inputs,
+    *,
+    store: Store,
+    runtime: Runtime,
+    force: bool = False,
+    sink: Sink = discard,
+    reason: str = "",
+    lease_seconds: float = LEASE_SECONDS,
+) -> A:
+    """Return the artifact of a stage, built in this process if it is not whole in the store.
+
+    Args:
+        stage: what to run.
+        config: what it does.
+        inputs: artifacts by role, as `Stage.bind` returns them.
+        store: where it is looked up and published.
+        runtime: where and how it runs.
+        force: build even if it is there; the new attempt replaces the manifest.
+        sink: hears progress, curves, tables and log lines.
+        reason: why it runs, for the manifest.
+        lease_seconds: see BuildLock.
+
+    Raises:
+        LockLost: another builder took over; nothing was published.
+    """
+    artifact = identify(stage, config, inputs)
+    before = read_manifest(store, stage.name, artifact)
+    if not force and (found := find(stage, artifact, store, runtime)) is not None:
+        return found
+
+    def on_wait(holder: str) -> None:
+        sink(
+            {
+                "type": "log",
+                "level": "info",
+                "message": f"waiting for {holder}, which builds {stage.name}/{artifact}",
+            }
+        )
+
+    folder = home(stage.name, artifact)
+    with BuildLock(
+        store, f"{folder}/lock.json", lease_seconds=lease_seconds, on_wait=on_wait
+    ) as lock:
+        current = read_manifest(store, stage.name, artifact)
+        published_meanwhile = current is not None and (before is None or current[1] != before[1])
+        if published_meanwhile and (found := find(stage, artifact, store, runtime)) is not None:
+            return found
+        publisher = _Publisher(stage, config, inputs, store, runtime, lock, current, reason)
+        out: Output[A] = Output(store, folder, stage.kind, sink, publisher)
+        sink({"type": "attempt", "stage": stage.name, "id": artifact, "attempt": out.attempt})
+        result = stage.function(out, config, *inputs.values(), runtime=runtime)
+        if not publisher.done:
+            raise LmpipeError(f"stage {stage.name} returned without out.commit()")
+        return result
+
+
+class _Publisher:
+    """Turns a finished Output into a published artifact; called once, by `Output.commit`."""
+
+    def __init__(
+        self,
+        stage: Stage[Any],
+        config: StageConfig,
+        inputs: Inputs,
+        store: Store,
+        runtime: Runtime,
+        lock: BuildLock,
+        current: tuple[Manifest, str] | None,
+        reason: str,
+    ) -> None:
+        self._stage, self._config, self._inputs = stage, config, inputs
+        self._store, self._runtime, self._lock = store, runtime, lock
+        self._current, self._reason = current, reason
+        self._started, self._clock = now(), time.monotonic()
+        self.done = False
+
+    def __call__(self, out: Output[Any]) -> Any:
+        manifest = self._manifest(out)
+        path = manifest_path(self._stage.name, manifest.id)
+        self._lock.check()
+        if self._current is None:
+            etag = self._store.create(path, manifest.dump())
+        else:
+            etag = self._store.replace(path, manifest.dump(), self._current[1])
+        if etag is None:
+            raise LockLost(
+                f"{self._store.url(path)} was published by another builder meanwhile; this attempt "
+                "publishes nothing"
+            )
+        self.done = True
+        return open_artifact(self._stage, self._store, manifest, self._runtime.locations)
+
+    def _manifest(self, out: Output[Any]) -> Manifest:
+        files = [out.files[name] for name in sorted(out.files)]
+        content = [(file.name, file.sha256) for file in files if file.digest] + out.pins
+        token = out.attempt if self._stage.kind == "statistical" else None
+        return Manifest(
+            stage=self._stage.name,
+            version=self._stage.version,
+            kind=self._stage.kind,
+            id=identify(self._stage, self._config, self._inputs),
+            attempt=out.attempt,
+            config=self._config.identity(),
+            inputs=input_records(self._inputs),
+            outputs=files,
+            digest=content_digest(content, token),
+            metrics=out.metrics,
+            inexact=out.inexact_records,
+            provenance=provenance(
+                self._started,
+                time.monotonic() - self._clock,
+                devices=out.devices,
+                bytes_read=self._bytes_read(),
+                reason=self._reason,
+            ),
+        )
+
+    def _bytes_read(self) -> int:
+        items = [item for value in self._inputs.values() for item in as_list(value)]
+        return sum(file.bytes for item in items for file in item.manifest.outputs)

@@ -1,0 +1,188 @@
+"""One builder per artifact: a lock that outlives nothing it should not.
+
+The lock is one small object that its holder rewrites every few seconds; each rewrite changes its
+etag. An observer that sees the same etag for a whole lease, on its own monotonic clock and over
+successful reads only, takes the lock over by a write conditional on that etag. No clock is compared
+between machines, and a store that is unreachable for a minute costs nobody the lock, because the
+observer's count starts anew after a failed read.
+
+Where the holder can be seen (same boot, same pid namespace), a dead one is taken over at once: who
+runs again after `kill -9` on one machine waits for nothing.
+
+A holder notices the loss at its next rewrite. It may notice late; that is why publishing is fenced
+by a conditional put of the manifest and not by the lock alone.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import LockLost
+
+LEASE_SECONDS = 60.0  # six missed beats; a stop-the-world pause of a loaded laptop stays below it
+RELEASED = b"{}"
+
+
+class BuildLock:
+    """Exclusive right to build one artifact; use as a context manager.
+
+    Args:
+        store: where the lock lies.
+        path: the lock object's path.
+        lease_seconds: silence after which another builder may take over.
+        on_wait: called with the holder's description when somebody else holds the lock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._lease = lease_seconds
+        self._on_wait = on_wait or (lambda holder: None)
+        self._token = secrets.token_hex(8)
+        self._beats = 0
+        self._etag: str | None = None
+        self._lost = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "BuildLock":
+        self._acquire()
+        self._thread = threading.Thread(target=self._beat_until_stopped, name="lock", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if not self._lost and self._etag is not None:
+            self._store.replace(self._path, RELEASED, self._etag)
+
+    def check(self) -> None:
+        """Raise LockLost unless this builder still holds the lock, by the store's own word."""
+        current = self._store.read_tagged(self._path)
+        holder = json.loads(current[0]).get("token") if current else None
+        if self._lost or holder != self._token:
+            self._lost = True
+            raise LockLost(
+                f"{self._store.url(self._path)} was taken over by another builder; this attempt "
+                "publishes nothing. Its finished shards stay and are adopted"
+            )
+
+    def _acquire(self) -> None:
+        watched: str | None = None
+        since = time.monotonic()
+        poll = min(1.0, self._lease / 10)
+        while True:
+            self._etag = self._store.create(self._path, self._payload())
+            if self._etag is not None:
+                return
+            try:
+                current = self._store.read_tagged(self._path)
+            except OSError:
+                watched, since = (
+                    None,
+                    time.monotonic(),
+                )  # silence of the store is no silence of the holder
+                time.sleep(poll)
+                continue
+            if current is None:
+                continue
+            data, etag = current
+            if etag != watched:
+                if watched is None and data != RELEASED:
+                    self._on_wait(_describe(data))
+                watched, since = etag, time.monotonic()
+            silent = time.monotonic() - since > self._lease
+            if data == RELEASED or silent or _is_dead(json.loads(data)):
+                self._etag = self._store.replace(self._path, self._payload(), etag)
+                if self._etag is not None:
+                    return
+                continue
+            time.sleep(poll)
+
+    def _beat_until_stopped(self) -> None:
+        while not self._stop.wait(self._lease / 6):
+            self._beats += 1
+            assert self._etag is not None
+            try:
+                etag = self._store.replace(self._path, self._payload(), self._etag)
+            except Exception:
+                continue
+            if etag is None and not self._still_ours():
+                self._lost = True
+                return
+            self._etag = etag or self._etag
+
+    def _still_ours(self) -> bool:
+        """Tell a takeover from a beat whose answer got lost; adopt the etag of the latter."""
+        try:
+            current = self._store.read_tagged(self._path)
+        except OSError:
+            return True
+        if current is None or json.loads(current[0]).get("token") != self._token:
+            return False
+        self._etag = current[1]
+        return True
+
+    def _payload(self) -> bytes:
+        holder = {
+            "token": self._token,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "born": _birth(os.getpid()),
+            "namespace": _namespace(),
+            "beat": self._beats,
+        }
+        return json.dumps(holder).encode()
+
+
+def _namespace() -> str:
+    """Name this boot and pid namespace: two processes that share it can see one another's pids."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""  # not Linux: nobody is seen, and the lease decides
+
+
+def _birth(pid: int) -> float:
+    """Return when a process started, which tells it from a later one with the same pid."""
+    return psutil.Process(pid).create_time()
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether the holder is known to have ended; False when it cannot be seen from here."""
+    if not holder.get("namespace") or holder["namespace"] != _namespace():
+        return False
+    try:
+        return bool(abs(_birth(holder["pid"]) - holder["born"]) > 1.0)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _describe(data: bytes) -> str:
+    holder = json.loads(data)
+    return f"process {holder.get('pid')} on {holder.get('host')}"

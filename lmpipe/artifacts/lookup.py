@@ -1,0 +1,165 @@
+"""Finding artifacts: is this id built, is it whole, and if not, what is its nearest relative?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmpipe.artifacts.identity import artifact_id
+from lmpipe.artifacts.manifest import InputRecord, Manifest
+from lmpipe.artifacts.stage import Inputs, Stage, StageConfig
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Artifact, Source
+from lmpipe.errors import StoreError
+
+MAX_RELATIVES = 64  # manifests read for a diff; each costs one request
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field in which two artifacts differ; None stands for absent."""
+
+    field: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_short(self.old)} → {_short(self.new)}"
+
+
+def home(stage: str, artifact: str) -> str:
+    """Return the folder of an artifact below the store's root."""
+    return f"{stage}/{artifact}"
+
+
+def manifest_path(stage: str, artifact: str) -> str:
+    """Return the path of an artifact's manifest below the store's root."""
+    return f"{home(stage, artifact)}/manifest.json"
+
+
+def identify(stage: Stage[Any], config: StageConfig, inputs: Inputs) -> str:
+    """Return the id of what a stage makes from a config and inputs."""
+    return artifact_id(stage.name, stage.version, config.identity(), digests(inputs))
+
+
+def digests(inputs: Inputs) -> dict[str, list[str]]:
+    """Return the content digests of inputs by role."""
+    return {role: [item.digest for item in as_list(value)] for role, value in inputs.items()}
+
+
+def as_list(value: Artifact | list[Artifact] | None) -> list[Artifact]:
+    """Return the artifacts that play one role."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def input_records(inputs: Inputs) -> list[InputRecord]:
+    """Return what a manifest says of its inputs."""
+    return [
+        InputRecord(role=role, stage=item.stage, id=item.id, digest=item.digest)
+        for role, value in inputs.items()
+        for item in as_list(value)
+    ]
+
+
+def read_manifest(store: Store, stage: str, artifact: str) -> tuple[Manifest, str] | None:
+    """Return an artifact's manifest and its etag, or None if it was never published."""
+    path = manifest_path(stage, artifact)
+    found = store.read_tagged(path)
+    if found is None:
+        return None
+    return Manifest.parse(found[0], store.url(path)), found[1]
+
+
+def open_artifact(
+    stage: Stage[Any], store: Store, manifest: Manifest, locations: dict[str, str] | None = None
+) -> Artifact:
+    """Return the typed artifact of a manifest; `locations` says where a source's files lie now."""
+    if issubclass(stage.output_type, Source):
+        return stage.output_type(store, manifest, locations or None)
+    result: Artifact = stage.output_type(store, manifest)
+    return result
+
+
+def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
+    """Return all published manifests, newest first; of one stage if given."""
+    stages = [stage] if stage else store.children("")
+    found = []
+    for name in stages:
+        for artifact in store.children(name):
+            try:
+                entry = read_manifest(store, name, artifact)
+            except NotADirectoryError:
+                continue
+            if entry is not None:
+                found.append(entry[0])
+    return sorted(found, key=lambda manifest: manifest.provenance.finished, reverse=True)
+
+
+def find_by_prefix(store: Store, prefix: str) -> Manifest:
+    """Return the one artifact whose id, or stage/id, starts with `prefix`.
+
+    Raises:
+        StoreError: none or several match; several are listed.
+    """
+    stage, _, start = prefix.rpartition("/")
+    found = [m for m in list_manifests(store, stage or None) if m.id.startswith(start)]
+    if not found and not stage:
+        found = [m for m in list_manifests(store) if m.stage == prefix][:1]
+    if len(found) != 1:
+        names = ", ".join(f"{m.stage}/{m.id}" for m in found[:8]) or "none"
+        raise StoreError(f"{prefix!r} must name one artifact in {store.root}; it matches {names}")
+    return found[0]
+
+
+def nearest(
+    store: Store, stage: Stage[Any], config: StageConfig, inputs: Inputs
+) -> tuple[Manifest, list[Difference]] | None:
+    """Return the stage's artifact with the fewest differing fields, newest on a tie."""
+    new = _flatten(stage.version, config.identity(), digests(inputs))
+    best: tuple[Manifest, list[Difference]] | None = None
+    for manifest in list_manifests(store, stage.name)[:MAX_RELATIVES]:
+        found = difference(manifest_fields(manifest), new)
+        if best is None or len(found) < len(best[1]):
+            best = (manifest, found)
+    return best
+
+
+def manifest_fields(manifest: Manifest) -> dict[str, Any]:
+    """Return all that bears an artifact's identity, flat: version, config fields, input digests."""
+    by_role: dict[str, list[str]] = {}
+    for record in manifest.inputs:
+        by_role.setdefault(record.role, []).append(record.digest)
+    return _flatten(manifest.version, manifest.config, by_role)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
+    """Return the fields in which two flat mappings differ."""
+    fields = sorted(old.keys() | new.keys())
+    return [Difference(f, old.get(f), new.get(f)) for f in fields if old.get(f) != new.get(f)]
+
+
+def _flatten(version: int, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {"version": version}
+    flat.update(_leaves("config", config))
+    flat.update({f"input.{role}": value for role, value in inputs.items() if value})
+    return flat
+
+
+def _leaves(prefix: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {
+            k: v for key, item in value.items() for k, v in _leaves(f"{prefix}.{key}", item).items()
+        }
+    return {prefix: value}
+
+
+def _short(value: Any) -> str:
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(v, str) and len(v) == 64 for v in value)
+    ):
+        return "+".join(v[:8] for v in value)
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

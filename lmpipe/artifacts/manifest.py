@@ -1,0 +1,103 @@
+"""The manifest: the one object whose existence says that an artifact is whole.
+
+It is written last, by a conditional put, and names every output with its size and sha256. Schema
+changes bump SCHEMA_VERSION; readers refuse a newer one and say so.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lmpipe.errors import StoreError
+
+SCHEMA_VERSION = 1
+
+
+class FileRecord(BaseModel):
+    """One output: its logical name, where it lies, and what its bytes are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    path: str = Field(
+        description="Relative to the store's root: outputs may lie in an earlier attempt."
+    )
+    bytes: int
+    sha256: str
+    rows: int | None = None
+    digest: bool = Field(True, description="Whether it counts for the content digest.")
+
+
+class InputRecord(BaseModel):
+    """One input artifact and the role it plays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: str
+    stage: str
+    id: str
+    digest: str
+
+
+class Provenance(BaseModel):
+    """Who made it, when, with what: for people and accounting, never for identity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    started: str
+    finished: str
+    seconds: float
+    host: str
+    command: list[str]
+    git_commit: str
+    git_dirty: str = Field(description="Hash of the uncommitted changes, or empty.")
+    python: str
+    packages: dict[str, str]
+    devices: list[str] = Field(default_factory=list)
+    gpu_hours: float = 0.0
+    bytes_read: int = 0
+    reason: str = ""
+
+
+class Manifest(BaseModel):
+    """What an artifact is, what it was made from, and what it holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    stage: str
+    version: int
+    kind: str
+    id: str
+    attempt: str
+    config: dict[str, Any]
+    inputs: list[InputRecord]
+    outputs: list[FileRecord]
+    digest: str
+    metrics: dict[str, Any]
+    inexact: list[dict[str, str]] = Field(
+        default_factory=list, description="Records that a time or memory limit stopped."
+    )
+    provenance: Provenance
+
+    @classmethod
+    def parse(cls, data: bytes, url: str) -> "Manifest":
+        """Read a manifest; `url` is named in errors."""
+        import json
+
+        try:
+            raw = json.loads(data)
+        except ValueError as error:
+            raise StoreError(
+                f"{url} is not JSON: {error}; delete it to rebuild the artifact"
+            ) from error
+        if raw.get("schema_version", 0) > SCHEMA_VERSION:
+            raise StoreError(
+                f"{url} has schema {raw['schema_version']}, this lmpipe reads up to "
+                f"{SCHEMA_VERSION}; upgrade lmpipe"
+            )
+        return cls.model_validate(raw)
+
+    def dump(self) -> bytes:
+        """Serialise for the store: indented, since people read it."""
+        return self.model_dump_json(indent=1).encode()

@@ -1,0 +1,124 @@
+"""Running a stage's shards in worker processes, on datatrove's executors.
+
+The split of the input into shards is fixed by the stage; the number of workers is Runtime's. So
+the same bytes come from one worker on a laptop and from a thousand Slurm tasks. Completion is
+decided by our markers in the store and not by the executor's own log folder, which knows nothing
+of artifacts.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import ConfigError, StoreError
+from lmpipe.runtime import Runtime
+
+if TYPE_CHECKING:
+    from datatrove.executor.base import PipelineExecutor
+
+Work = Callable[[ShardOutput, str], None]
+
+
+class ShardTask:
+    """One step of a datatrove pipeline: task number `rank` runs the work of key number `rank`."""
+
+    def __init__(self, store: Store, prefix: str, keys: list[str], work: Work) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._keys = keys
+        self._work = work
+
+    def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        from lmpipe.runtime.processes import die_with_parent
+
+        if len(self._keys) > 1 and _in_worker():
+            die_with_parent(os.getppid())
+        shard = ShardOutput(self._store, self._prefix, self._keys[rank])
+        self._work(shard, self._keys[rank])
+        shard.finish()
+        return iter(())
+
+
+def run_missing_shards(
+    out: Output[Any], keys: list[str], work: Work, runtime: Runtime, already: int
+) -> dict[str, ShardRecord]:
+    """Run the work of all keys and return their records; the first failure ends the rest."""
+    if not keys:
+        return {}
+    workers = min(runtime.workers, len(keys))
+    total = already + len(keys)
+    if workers == 1 and runtime.executor == "local":
+        # One worker needs no executor: this saves its import and manager process, 1.5 s a stage.
+        for index, key in enumerate(keys):
+            shard = out.shard(key)
+            work(shard, key)
+            shard.finish()
+            out.progress(already + index + 1, total, unit="shards")
+    else:
+        task = ShardTask(out.store, out._prefix, keys, work)
+        with out.scratch(runtime) as logs, _progress(out, keys, already):
+            _executor(task, len(keys), workers, str(logs), runtime).run()
+    return {key: _record(out, key) for key in keys}
+
+
+def _executor(
+    task: ShardTask, tasks: int, workers: int, logs: str, runtime: Runtime
+) -> "PipelineExecutor":
+    if runtime.executor == "local":
+        from datatrove.executor.local import LocalPipelineExecutor
+        from datatrove.utils.logging import logger
+
+        logger.remove()  # its per-task chatter; our own progress and errors say more
+        return LocalPipelineExecutor([task], tasks=tasks, workers=workers, logging_dir=logs)
+    if runtime.executor == "ray":
+        from datatrove.executor.ray import RayPipelineExecutor
+
+        return RayPipelineExecutor([task], tasks=tasks, workers=workers, logging_dir=logs)
+    raise ConfigError(
+        f"runtime.executor={runtime.executor!r} is not available here; choose local or ray"
+    )
+
+
+@contextmanager
+def _progress(out: Output[Any], keys: list[str], already: int) -> Iterator[None]:
+    """Report finished shards while the executor blocks, by counting markers once a second."""
+    stop = threading.Event()
+    folder = out.marker("").rpartition("/")[0]
+
+    def watch() -> None:
+        while not stop.wait(1.0):
+            try:
+                done = len(out.store.children(folder))
+            except OSError:
+                continue
+            out.progress(already + done, already + len(keys), unit="shards")
+
+    thread = threading.Thread(target=watch, name="shard-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _record(out: Output[Any], key: str) -> ShardRecord:
+    data = out.store.read(out.marker(key))
+    if data is None:
+        raise StoreError(f"shard {key!r} ended without its marker {out.store.url(out.marker(key))}")
+    return ShardRecord.model_validate_json(data)
+
+
+def _in_worker() -> bool:
+    import multiprocessing
+
+    import multiprocess
+
+    return (
+        multiprocess.current_process().name != "MainProcess"
+        or multiprocessing.current_process().name != "MainProcess"
+    )

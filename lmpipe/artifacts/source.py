@@ -1,0 +1,185 @@
+"""What comes from outside, pinned: the only stage that knows of paths.
+
+A recipe says where files lie. `pin` looks at them once and turns each into a name, a size and a
+sha256 (for a remote object that cannot be hashed cheaply: its version or etag). Those are the
+stage's config and thus identity; the places are Runtime. Move the files, and nothing below is
+rebuilt; change one byte, and everything that read it is.
+"""
+
+import glob
+import hashlib
+import importlib.resources
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Source
+from lmpipe.errors import ConfigError, InputError
+from lmpipe.runtime import Runtime
+
+
+class PinnedFile(BaseModel):
+    """One file: its name within the source, and which bytes it must have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="File name, unique within the source.")
+    bytes: int = Field(ge=0, description="Size in bytes.")
+    sha256: str = Field(description="Hash of the bytes, or `version:…` of a remote object.")
+
+
+class SourceConfig(StageConfig):
+    """A named set of pinned files."""
+
+    name: str = Field(description="The source's name: enters the ids of its documents.")
+    files: tuple[PinnedFile, ...] = Field(description="The pinned files, by name.")
+
+
+class SourceSpec(BaseModel):
+    """Where a recipe finds the files of a source. Never identity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    paths: tuple[str, ...] = Field(
+        min_length=1,
+        description="Files, globs or fsspec URLs; relative ones are relative to the recipe; "
+        "package://NAME/FILE is a file of an installed Python package.",
+    )
+    copy_files: bool = Field(
+        False, description="Copy the files into the store, for workers that cannot see the paths."
+    )
+
+
+class PinnedSource(BaseModel):
+    """A source ready to be built: identity and place apart."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config: SourceConfig
+    locations: dict[str, str]
+    copy_files: bool
+
+
+def pin(name: str, spec: SourceSpec, base: Path) -> PinnedSource:
+    """Find a source's files and pin their bytes.
+
+    Args:
+        name: the source's name.
+        spec: where the files lie.
+        base: what relative paths are relative to.
+
+    Raises:
+        InputError: a path matches nothing, or two files have the same name.
+    """
+    locations: dict[str, str] = {}
+    for pattern in spec.paths:
+        for place in _expand(pattern, base, name):
+            file = PurePosixPath(place).name
+            if locations.setdefault(file, place) != place:
+                raise InputError(
+                    f"source {name!r}: {locations[file]} and {place} have the same name {file!r}; "
+                    "rename one, since names bear identity and folders do not"
+                )
+    files = tuple(_pin_file(file, locations[file]) for file in sorted(locations))
+    return PinnedSource(
+        config=SourceConfig(name=name, files=files), locations=locations, copy_files=spec.copy_files
+    )
+
+
+@stage(version=1, kind="exact")
+def source(out: Output[Source], config: SourceConfig, *, runtime: Runtime) -> Source:
+    """Pin files from outside; with `copy_sources` their bytes go into the store as well."""
+    locations = dict(runtime.locations)
+    for index, file in enumerate(config.files):
+        out.pin(file.name, file.sha256)
+        if runtime.copy_sources:
+            _copy(out, config.name, file, locations[file.name])
+            locations[file.name] = out.store.url(out.files[file.name].path)
+        out.progress(index + 1, len(config.files), unit="files")
+    out.metric("locations", locations)
+    out.metric("bytes", sum(file.bytes for file in config.files))
+    out.metric("files", len(config.files))
+    return out.commit()
+
+
+def _copy(out: Output[Source], name: str, file: PinnedFile, place: str) -> None:
+    import fsspec
+
+    with fsspec.open(place, "rb") as original, out.open(file.name, digest=False) as copy:
+        while block := original.read(2**22):
+            copy.write(block)
+    written = out.files[file.name]
+    if not file.sha256.startswith("version:") and written.sha256 != file.sha256:
+        raise InputError(
+            f"source {name!r}: {place} changed while it was read (sha256 {written.sha256[:12]}…, "
+            f"pinned {file.sha256[:12]}…); run again when it is at rest"
+        )
+
+
+def _expand(pattern: str, base: Path, name: str) -> list[str]:
+    if pattern.startswith("package://"):
+        package, _, inner = pattern.removeprefix("package://").partition("/")
+        try:
+            found = importlib.resources.files(package) / inner
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"source {name!r}: no Python package {package!r} for {pattern}"
+            ) from error
+        places = [str(found)] if found.is_file() else []
+    elif "://" in pattern:
+        import fsspec
+
+        fs, path = fsspec.core.url_to_fs(pattern)
+        protocol = pattern.partition("://")[0]
+        places = [f"{protocol}://{p}" for p in sorted(fs.glob(path))] if "*" in path else [pattern]
+    else:
+        found_paths = glob.glob(str(base / pattern), recursive=True)  # noqa: PTH207 absolute ones too
+        places = sorted(place for place in found_paths if Path(place).is_file())
+    if not places:
+        raise InputError(f"source {name!r}: {pattern} matches no file (relative to {base})")
+    return places
+
+
+def _pin_file(name: str, place: str) -> PinnedFile:
+    if "://" not in place:
+        path = Path(place)
+        status = path.stat()
+        return PinnedFile(name=name, bytes=status.st_size, sha256=_cached_sha256(path, status))
+    import fsspec
+
+    fs, path_ = fsspec.core.url_to_fs(place)
+    info: dict[str, Any] = fs.info(path_)
+    mark = info.get("VersionId") or info.get("ETag") or info.get("etag")
+    if not mark or info.get("size") is None:
+        raise ConfigError(
+            f"{place} has neither a version nor an etag to pin; download it and name the local file"
+        )
+    return PinnedFile(name=name, bytes=int(info["size"]), sha256=f"version:{mark}")
+
+
+def _cached_sha256(path: Path, status: os.stat_result) -> str:
+    """Hash a file, or recall its hash while size, inode and change times are the same."""
+    stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lmpipe" / "pins" / key
+    try:
+        known = json.loads(cache.read_bytes())
+        if known["stamp"] == stamp:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError):
+        pass
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"stamp": stamp, "sha256": digest}))
+        temporary.replace(cache)
+    except OSError:
+        pass  # a cache that cannot be written costs time and nothing else
+    return digest

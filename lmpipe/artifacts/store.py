@@ -1,0 +1,313 @@
+"""Objects under one root URL, with the two conditional writes that make publishing safe.
+
+Everything else in lmpipe names objects by a path relative to the root; only this module knows
+whether the root is a folder or a bucket. Reading and plain writing go through fsspec. Two
+operations need more than fsspec offers and are the base of locks and manifests:
+
+    create(path, data)          only if nothing is there     (file: link; S3: If-None-Match)
+    replace(path, data, etag)   only if nobody wrote since   (file: rename in flock; S3: If-Match)
+
+S3 endpoint and credentials come from the usual AWS variables and files; none is ever part of a URL.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import fsspec
+
+from lmpipe.errors import ConfigError, StoreError
+
+
+class Store:
+    """Objects below a root URL, e.g. `file:///data/artifacts` or `s3://bucket/prefix`.
+
+    Args:
+        root: an fsspec URL or a local path; a relative path is anchored at the working directory.
+
+    Raises:
+        ConfigError: the scheme has no conditional writes (only file and s3 have).
+    """
+
+    def __init__(self, root: str) -> None:
+        scheme, _, rest = root.partition("://") if "://" in root else ("file", "", root)
+        if scheme not in ("file", "s3"):
+            raise ConfigError(
+                f"store.root={root!r}: {scheme}:// has no conditional writes here; "
+                "use a folder, file:///… or s3://bucket/prefix"
+            )
+        self._base = str(Path(rest).absolute()) if scheme == "file" else rest.rstrip("/")
+        self.root = f"{scheme}://{self._base}"
+        self._fs: Any = None
+        self._conditional: _Conditional | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_base": self._base, "root": self.root, "_fs": None, "_conditional": None}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether objects are plain files on this machine."""
+        return self.root.startswith("file://")
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec filesystem, opened on first use and anew in every process."""
+        if self._fs is None:
+            if self.is_local:
+                self._fs = fsspec.filesystem("file")
+            else:
+                self._fs = fsspec.filesystem(
+                    "s3", use_listings_cache=False, default_block_size=16 * 2**20
+                )
+        return self._fs
+
+    def full(self, path: str) -> str:
+        """Return the filesystem's own name of an object."""
+        return f"{self._base}/{path}" if path else self._base
+
+    def url(self, path: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.root}/{path}"
+
+    def open(self, path: str, mode: str = "rb") -> IO[bytes]:
+        """Open an object; a reader that finds nothing raises StoreError naming the URL."""
+        if "w" in mode and self.is_local:
+            Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return self.fs.open(self.full(path), mode)  # type: ignore[no-any-return]
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{self.url(path)} does not exist; `lmpipe verify` lists what is lost"
+            ) from error
+
+    def read(self, path: str) -> bytes | None:
+        """Return an object's bytes, or None if there is no such object."""
+        try:
+            data: bytes = self.fs.cat_file(self.full(path))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def size(self, path: str) -> int | None:
+        """Return an object's size in bytes, or None if there is no such object."""
+        try:
+            info = self.fs.info(self.full(path))
+        except FileNotFoundError:
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return {path: bytes} of all objects below a prefix: one listing instead of many heads."""
+        try:
+            found = self.fs.find(self.full(prefix), detail=True)
+        except FileNotFoundError:
+            return {}
+        cut = len(self._base) + 1
+        return {name[cut:]: int(info["size"]) for name, info in sorted(found.items())}
+
+    def children(self, prefix: str) -> list[str]:
+        """Return the last path parts directly below a prefix, sorted."""
+        try:
+            names = self.fs.ls(self.full(prefix), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in names})
+
+    def delete(self, path: str) -> None:
+        """Delete an object if it is there."""
+        try:
+            self.fs.rm_file(self.full(path))
+        except FileNotFoundError:
+            return
+
+    def upload(self, local: Path, path: str) -> None:
+        """Copy a local file into the store."""
+        if self.is_local:
+            Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
+        self.fs.put_file(str(local), self.full(path))
+
+    def download(self, path: str, local: Path) -> None:
+        """Copy an object to a local file, whole or not at all."""
+        local.parent.mkdir(parents=True, exist_ok=True)
+        partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
+        try:
+            self.fs.get_file(self.full(path), str(partial))
+            partial.replace(local)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{self.url(path)} does not exist; `lmpipe verify` lists what is lost"
+            ) from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def create(self, path: str, data: bytes) -> str | None:
+        """Write an object only if none is there; return its etag, or None if one was."""
+        return self._writes().create(self.full(path), data)
+
+    def replace(self, path: str, data: bytes, etag: str) -> str | None:
+        """Write an object only if its etag is still `etag`; return the new etag or None."""
+        return self._writes().replace(self.full(path), data, etag)
+
+    def read_tagged(self, path: str) -> tuple[bytes, str] | None:
+        """Return an object's bytes with the etag they belong to, or None."""
+        return self._writes().read_tagged(self.full(path))
+
+    def _writes(self) -> "_Conditional":
+        if self._conditional is None:
+            self._conditional = _FileWrites() if self.is_local else _S3Writes(self.fs)
+        return self._conditional
+
+
+class _Conditional(Protocol):
+    def create(self, full: str, data: bytes) -> str | None: ...
+    def replace(self, full: str, data: bytes, etag: str) -> str | None: ...
+    def read_tagged(self, full: str) -> tuple[bytes, str] | None: ...
+
+
+class _FileWrites:
+    """Conditional writes on a POSIX filesystem: a reader sees the old or the new file whole."""
+
+    def create(self, full: str, data: bytes) -> str | None:
+        with self._written(full, data) as (temporary, target):
+            try:
+                os.link(temporary, target)  # atomic, and fails if the name is taken
+            except FileExistsError:
+                return None
+            _fsync_folder(target.parent)
+            return _file_etag(temporary.stat())
+
+    def replace(self, full: str, data: bytes, etag: str) -> str | None:
+        with self._written(full, data) as (temporary, target), _flock(target):
+            try:
+                if _file_etag(target.stat()) != etag:
+                    return None
+            except FileNotFoundError:
+                return None
+            new_etag = _file_etag(temporary.stat())
+            temporary.replace(target)
+            _fsync_folder(target.parent)
+            return new_etag
+
+    def read_tagged(self, full: str) -> tuple[bytes, str] | None:
+        try:
+            with Path(full).open("rb") as file:
+                return file.read(), _file_etag(os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def _written(self, full: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+        """Yield a temporary file that holds `data` on disk for certain, and the target's path."""
+        target = Path(full)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a full disk shows here, before the name exists
+            yield temporary, target
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreError(
+                    f"no space left for {target}: nothing was published; free space and run again"
+                ) from error
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class _S3Writes:
+    """Conditional writes by If-None-Match and If-Match (AWS since 2024, SeaweedFS, MinIO)."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def create(self, full: str, data: bytes) -> str | None:
+        return self._put(full, data, IfNoneMatch="*")
+
+    def replace(self, full: str, data: bytes, etag: str) -> str | None:
+        return self._put(full, data, IfMatch=etag)
+
+    def read_tagged(self, full: str) -> tuple[bytes, str] | None:
+        bucket, _, key = full.partition("/")
+        from botocore.exceptions import ClientError
+
+        try:
+            return _get_tagged(self._fs, bucket, key)
+        except FileNotFoundError:
+            return None
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("404", "NoSuchKey", "NoSuchBucket"):
+                return None
+            raise
+
+    def _put(self, full: str, data: bytes, **condition: str) -> str | None:
+        bucket, _, key = full.partition("/")
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        except FileNotFoundError:
+            return None  # If-Match on an object that is gone
+        except (ClientError, OSError) as error:
+            if _is_precondition_failure(error):
+                return None
+            raise
+        return str(answer["ETag"])
+
+
+def _get_tagged(fs: Any, bucket: str, key: str) -> tuple[bytes, str]:
+    """Read body and etag of one S3 object in one request (two could straddle a write)."""
+    from fsspec.asyn import sync
+
+    async def get() -> tuple[bytes, str]:
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
+        async with answer["Body"] as body:
+            return await body.read(), str(answer["ETag"])
+
+    result: tuple[bytes, str] = sync(fs.loop, get)
+    return result
+
+
+def _is_precondition_failure(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if response and response["Error"]["Code"] in (
+            "PreconditionFailed",
+            "ConditionalRequestConflict",
+            "412",
+            "409",
+        ):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _file_etag(status: os.stat_result) -> str:
+    return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _flock(target: Path) -> Iterator[None]:
+    """Hold the advisory lock that orders conditional replaces of one file."""
+    descriptor = os.open(target.with_name(f".{target.name}.flock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

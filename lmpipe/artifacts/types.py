@@ -1,0 +1,236 @@
+"""Artifacts as readers see them: a manifest and the objects it names, and a type for each kind.
+
+The types carry no logic of their fields' packages (reading Parquet lies in `documents`, token
+arrays in `tokenization`); they exist so that a stage's signature says what it takes and gives, and
+so that a wrong wiring fails before anything runs.
+"""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from lmpipe.artifacts.manifest import FileRecord, Manifest
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import StoreError
+
+
+class Artifact:
+    """A published artifact: immutable, found by (stage, id), its content named by `digest`."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store = store
+        self.manifest = manifest
+        self._records = {record.name: record for record in manifest.outputs}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stage}/{self.id})"
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage that made it."""
+        return self.manifest.stage
+
+    @property
+    def id(self) -> str:
+        """Identity known before the stage ran."""
+        return self.manifest.id
+
+    @property
+    def digest(self) -> str:
+        """Hash of the content: what enters the ids of consumers."""
+        return self.manifest.digest
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Numbers that the stage reported."""
+        return self.manifest.metrics
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the logical names of its objects below a prefix, sorted."""
+        return sorted(name for name in self._records if name.startswith(prefix))
+
+    def record(self, name: str) -> FileRecord:
+        """Return size, hash and place of one object."""
+        if name not in self._records:
+            raise StoreError(f"{self!r} holds no {name!r}; it holds {', '.join(self.names()[:12])}")
+        return self._records[name]
+
+    def url(self, name: str) -> str:
+        """Return the URL of one object."""
+        return self.store.url(self.record(name).path)
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open one object for reading."""
+        return self.store.open(self.record(name).path)
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return one object whole."""
+        with self.open(name) as file:
+            return file.read()
+
+    def read_json(self, name: str) -> Any:
+        """Return one JSON object, parsed."""
+        return json.loads(self.read_bytes(name))
+
+    def local(self, name: str) -> Path:
+        """Return a local path with one object's bytes; a remote object is downloaded once."""
+        record = self.record(name)
+        if self.store.is_local:
+            return Path(self.store.full(record.path))
+        target = self._cache_folder() / name
+        if not target.exists() or target.stat().st_size != record.bytes:
+            self.store.download(record.path, target)
+        return target
+
+    def local_dir(self, prefix: str = "") -> Path:
+        """Return a local folder that holds all objects below a prefix under their logical names."""
+        names = self.names(prefix)
+        target = self._cache_folder()
+        for name in names:
+            link = target / name
+            if self.store.is_local:
+                link.parent.mkdir(parents=True, exist_ok=True)
+                source = Path(self.store.full(self.record(name).path))
+                if not link.is_symlink() or link.readlink() != source:
+                    temporary = link.with_name(
+                        f".{link.name}.{hashlib.sha1(bytes(link)).hexdigest()[:8]}"
+                    )
+                    temporary.unlink(missing_ok=True)
+                    temporary.symlink_to(source)
+                    temporary.replace(link)
+            else:
+                self.local(name)
+        return target / prefix if prefix else target
+
+    def missing(self) -> list[str]:
+        """Return the names of objects that are gone or have another size than the manifest says."""
+        outside = [r for r in self.manifest.outputs if not _below(self.stage, self.id, r.path)]
+        sizes = self.store.sizes(f"{self.stage}/{self.id}")
+        for record in outside:
+            size = self.store.size(record.path)
+            if size is not None:
+                sizes[record.path] = size
+        return [r.name for r in self.manifest.outputs if sizes.get(r.path) != r.bytes]
+
+    def corrupt(self) -> list[str]:
+        """Re-hash every object; return the names whose bytes are not what the manifest says."""
+        wrong = set(self.missing())
+        for record in self.manifest.outputs:
+            if record.name not in wrong and _sha256(self.open(record.name)) != record.sha256:
+                wrong.add(record.name)
+        return sorted(wrong)
+
+    def _cache_folder(self) -> Path:
+        key = hashlib.sha256(f"{self.store.root}|{self.stage}|{self.manifest.attempt}".encode())
+        return Path(tempfile.gettempdir()) / "lmpipe-cache" / key.hexdigest()[:24]
+
+
+class Documents(Artifact):
+    """Documents as Parquet (`kept/`) and the ledger of what was removed (`removed/`)."""
+
+
+class Model(Artifact):
+    """A small classical model, such as a fastText classifier."""
+
+
+class Tokenizer(Artifact):
+    """A byte-level BPE tokenizer as tokenizer.json and tiktoken ranks."""
+
+
+class TokenShards(Artifact):
+    """Token ids as flat arrays with an index from token to document."""
+
+
+class Checkpoint(Artifact):
+    """Model weights in the Hugging Face layout, and the training state beside them."""
+
+
+class Scores(Artifact):
+    """Benchmark results with standard errors and the samples behind them."""
+
+
+class ScalingFit(Artifact):
+    """Points of a scaling sweep, the fitted law and its predictions."""
+
+
+class Report(Artifact):
+    """One self-contained page about a run, and its Markdown twin."""
+
+
+class Source(Artifact):
+    """Files from outside, pinned by name, size and sha256; their bytes may lie outside the
+    store."""
+
+    def __init__(
+        self, store: Store, manifest: Manifest, locations: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(store, manifest)
+        self._files = {f["name"]: f for f in manifest.config["files"]}
+        copied = {r.name: store.url(r.path) for r in manifest.outputs}
+        self._locations: dict[str, str] = {
+            **manifest.metrics["locations"],
+            **(locations or {}),
+            **copied,
+        }
+
+    @property
+    def name(self) -> str:
+        """The source's name: the first half of every document id that comes from it."""
+        return str(self.manifest.config["name"])
+
+    @property
+    def locations(self) -> dict[str, str]:
+        """Where each file lies now: a local path or an fsspec URL."""
+        return self._locations
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of the pinned files below a prefix, sorted."""
+        return sorted(name for name in self._files if name.startswith(prefix))
+
+    def url(self, name: str) -> str:
+        """Return the place of one pinned file."""
+        if name not in self._locations:
+            raise StoreError(f"{self!r} pins no {name!r}; it pins {', '.join(self.names()[:12])}")
+        return self._locations[name]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open one pinned file."""
+        import fsspec
+
+        return fsspec.open(self.url(name), "rb").open()  # type: ignore[no-any-return]
+
+    def local(self, name: str) -> Path:
+        """Return a local path with one pinned file's bytes."""
+        url = self.url(name)
+        if "://" not in url or url.startswith("file://"):
+            return Path(url.removeprefix("file://"))
+        target = self._cache_folder() / name
+        if not target.exists() or target.stat().st_size != self._files[name]["bytes"]:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self.open(name) as source, target.open("wb") as copy:
+                while block := source.read(2**20):
+                    copy.write(block)
+        return target
+
+    def local_dir(self, prefix: str = "") -> Path:
+        """Return a local folder with the pinned files under their names."""
+        folder = self._cache_folder()
+        for name in self.names(prefix):
+            link = folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            path = self.local(name)
+            if path != link:
+                link.unlink(missing_ok=True)
+                link.symlink_to(path.absolute())
+        return folder / prefix if prefix else folder
+
+
+def _below(stage: str, artifact_id: str, path: str) -> bool:
+    return path.startswith(f"{stage}/{artifact_id}/")
+
+
+def _sha256(file: IO[bytes]) -> str:
+    with file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

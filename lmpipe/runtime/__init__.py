@@ -1,0 +1,64 @@
+"""Where and how a stage runs: all that may differ between machines and must not change a result.
+
+A `Runtime` never enters an artifact's identity. The rule for a new field: if two values of it could
+give different bytes in an exact stage, it belongs in that stage's config instead.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Runtime(BaseModel):
+    """Machine-dependent settings of a stage run, with defaults that fit a laptop."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: int = Field(1, ge=1, le=4096, description="Worker processes of a data stage.")
+    executor: Literal["local", "ray", "slurm"] = Field(
+        "local", description="Which of datatrove's executors runs the shards of a data stage."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where tensors live; auto takes CUDA if torch sees a device."
+    )
+    ranks: int = Field(
+        0, ge=0, le=4096, description="Training processes; 0 means one per GPU, or one on a CPU."
+    )
+    threads_per_rank: int = Field(
+        0, ge=0, le=1024, description="CPU threads of each rank; 0 shares the cores evenly."
+    )
+    micro_batch_size: int = Field(
+        0, ge=0, le=65536, description="Sequences per forward pass and rank; 0 chooses by memory."
+    )
+    zero_stage: int = Field(
+        1, ge=0, le=3, description="DeepSpeed ZeRO stage: what is sharded over the ranks."
+    )
+    attention: Literal["auto", "triton", "reference"] = Field(
+        "auto", description="Attention backend; auto takes triton on CUDA and reference elsewhere."
+    )
+    compile: bool = Field(False, description="Compile the model with torch.compile (CUDA).")
+    hostfile: str = Field(
+        "", description="DeepSpeed hostfile of a multi-node job; empty: one node."
+    )
+    checkpoint_every_seconds: float = Field(
+        600.0, gt=0, description="Seconds between checkpoints inside a training stage."
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, le=1000, description="How many checkpoints inside a training stage are kept."
+    )
+    scratch: str = Field("", description="Folder for temporary files; empty: the system's own.")
+    locations: dict[str, str] = Field(
+        default_factory=dict, description="Where the files of a source lie: file name to URL."
+    )
+    copy_sources: bool = Field(False, description="Copy a source's files into the store.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe message that is shown."
+    )
+
+    def scratch_folder(self) -> Path:
+        """Return the folder for temporary files, created if need be."""
+        folder = Path(self.scratch) if self.scratch else Path(tempfile.gettempdir())
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder

@@ -1,0 +1,230 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lmpipe.artifacts.build import build, find
+from lmpipe.artifacts.lock import BuildLock
+from lmpipe.artifacts.lookup import identify, nearest
+from lmpipe.artifacts.process import build_in_child
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import InputError, LockLost, StageFailed, StoreError
+from lmpipe.runtime import Runtime
+from tests.artifacts.stages import (
+    CopyConfig,
+    CountConfig,
+    TrainConfig,
+    copy,
+    count,
+    train,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def make(store: Store, config: CountConfig | None = None, **options: object):
+    return build(count, config or CountConfig(), {}, store=store, runtime=Runtime(), **options)
+
+
+def test_second_build_is_served_from_the_store(store: Store):
+    first = make(store)
+    assert first.read_bytes("kept/00000.txt") == b"0\n1\n2\n"
+    assert first.metrics["lines"] == 6
+    assert make(store).manifest.attempt == first.manifest.attempt
+
+
+def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path):
+    config = CountConfig(num_shards=5)
+    digests = {
+        build(
+            count, config, {}, store=Store(str(tmp_path / str(n))), runtime=Runtime(workers=n)
+        ).digest
+        for n in (1, 2, 4)
+    }
+    assert len(digests) == 1
+
+
+def test_deleted_or_truncated_output_is_rebuilt(store: Store):
+    first = make(store)
+    path = Path(store.full(first.record("kept/00001.txt").path))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert first.missing() == ["kept/00001.txt"]
+    second = make(store)
+    assert second.missing() == [] and second.digest == first.digest
+    Path(store.full(second.record("kept/00000.txt").path)).unlink()
+    assert make(store).missing() == []
+
+
+def test_rehash_finds_a_flipped_bit_that_the_size_hides(store: Store):
+    first = make(store)
+    path = Path(store.full(first.record("kept/00001.txt").path))
+    path.write_bytes(b"9" + path.read_bytes()[1:])
+    assert first.missing() == [] and first.corrupt() == ["kept/00001.txt"]
+
+
+def test_force_adds_an_attempt_and_the_same_bytes_leave_consumers_valid(store: Store):
+    first = make(store)
+    consumer = identify(copy, CopyConfig(), {"documents": first})
+    second = make(store, force=True)
+    assert second.manifest.attempt != first.manifest.attempt
+    assert identify(copy, CopyConfig(), {"documents": second}) == consumer
+
+
+def test_a_forced_statistical_stage_makes_its_consumers_stale(store: Store):
+    documents = make(store)
+    options = {"store": store, "runtime": Runtime()}
+    first = build(train, TrainConfig(), {"documents": documents}, **options)
+    second = build(train, TrainConfig(), {"documents": documents}, force=True, **options)
+    assert first.digest != second.digest
+
+
+def test_finished_shards_are_adopted_after_a_kill(store: Store, monkeypatch):
+    config = CountConfig(num_shards=3, die_at="00001")
+    with pytest.raises(StageFailed, match=r"SIGKILL.*likely out of memory"):
+        run_in_child(store, count, config, {})
+    home = f"count/{identify(count, config, {})}"
+    assert store.size(f"{home}/manifest.json") is None
+    monkeypatch.setenv("SURVIVE", "1")
+    events = []
+    whole = make(store, config, sink=events.append)
+    assert any("adopted 1 of 3" in event.get("message", "") for event in events)
+    assert whole.missing() == [] and whole.metrics["lines"] == 9
+    assert whole.digest == make(Store(store.root + "-undisturbed"), config).digest
+
+
+def run_in_child(store, stage, config, inputs, lines=None, events=None):
+    return build_in_child(
+        stage,
+        config,
+        inputs,
+        store=store,
+        runtime=Runtime(),
+        sink=(events if events is not None else []).append,
+        line_sink=(lines if lines is not None else []).append,
+    )
+
+
+def test_training_resumes_from_the_newest_whole_checkpoint(store: Store):
+    documents = make(store)
+    config = TrainConfig(steps=4, mode="die")
+    with pytest.raises(StageFailed, match="SIGKILL"):
+        run_in_child(store, train, config, {"documents": documents})
+    home = f"train/{identify(train, config, {'documents': documents})}"
+    newest = max(p for p in store.sizes(home) if p.endswith("COMPLETE.json"))
+    store.delete(newest)  # as if killed in the middle of the upload
+    with pytest.raises(StageFailed):
+        run_in_child(store, train, config, {"documents": documents})  # dies at step 2 again
+    resumed = run_in_child(store, train, config, {"documents": documents})
+    assert resumed.metrics["started_at"] == 2
+
+
+def test_output_of_children_native_too_reaches_the_caller_and_the_store(store: Store):
+    documents, lines = make(store), []
+    run_in_child(store, train, TrainConfig(mode="print"), {"documents": documents}, lines)
+    assert {"native line", "python line"} <= set(lines)
+    logs = [path for path in store.sizes("train") if "/logs/" in path]
+    assert b"native line" in store.read(logs[0])
+
+
+def test_errors_of_the_child_keep_their_class_and_message(store: Store):
+    documents = make(store)
+    with pytest.raises(InputError, match="record 7"):
+        run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents})
+
+
+def test_a_killed_parent_takes_the_child_with_it(store: Store, tmp_path: Path):
+    make(store)
+    script = (
+        "from tests.artifacts.test_build import *\n"
+        f"store = Store({store.root!r})\n"
+        "run_in_child(store, train, TrainConfig(mode='hang'), {'documents': make(store)})\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    import psutil
+
+    deadline = time.monotonic() + 60
+    while len(psutil.Process(parent.pid).children(recursive=True)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    children = psutil.Process(parent.pid).children()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() for child in children)
+    os.killpg(parent.pid, signal.SIGKILL)  # the shell's own background sleep
+
+
+def test_two_builders_at_once_build_once(store: Store):
+    config = CountConfig(lines=20_000, num_shards=4)
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(make(store, config))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({r.manifest.attempt for r in results}) == 1 and len(results) == 4
+
+
+def test_a_builder_that_lost_its_lock_publishes_nothing(store: Store, monkeypatch):
+    path = f"count/{identify(count, CountConfig(), {})}/lock.json"
+
+    def steal(self, name, value):
+        current = store.read_tagged(path)
+        store.replace(path, b'{"token": "thief", "beat": 0}', current[1])
+
+    monkeypatch.setattr("lmpipe.artifacts.output.Output.metric", steal)
+    with pytest.raises(LockLost, match="taken over"):
+        make(store)
+    assert find(count, identify(count, CountConfig(), {}), store, Runtime()) is None
+
+
+def test_a_silent_lock_is_taken_over_and_a_beating_one_is_not(store: Store):
+    store.create("a/lock.json", b'{"token": "dead", "pid": 1, "host": "gone", "beat": 3}')
+    started = time.monotonic()
+    with BuildLock(store, "a/lock.json", lease_seconds=1.0) as lock:  # the holder is unseen
+        assert time.monotonic() - started >= 1.0
+        lock.check()
+        waiter = threading.Thread(
+            target=lambda: BuildLock(store, "a/lock.json", lease_seconds=1.0).__enter__(),
+            daemon=True,
+        )
+        waiter.start()
+        time.sleep(2.5)
+        assert waiter.is_alive()
+        lock.check()
+    waiter.join(timeout=5)
+    assert not waiter.is_alive()
+
+
+def test_a_full_disk_in_the_manifest_write_is_an_error_and_no_artifact(store: Store, monkeypatch):
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        if "manifest" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="no space left"):
+        make(store)
+    monkeypatch.undo()
+    assert find(count, identify(count, CountConfig(), {}), store, Runtime()) is None
+    assert make(store).missing() == []
+
+
+def test_the_nearest_artifact_is_named_with_the_fields_that_differ(store: Store):
+    first = make(store)
+    manifest, differences = nearest(store, count, CountConfig(lines=7), {})
+    assert manifest.id == first.id
+    assert [str(d) for d in differences] == ["config.lines: 3 → 7"]
