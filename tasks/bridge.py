@@ -1,0 +1,211 @@
+"""The only bridge between lmpipe and Prefect: a stage becomes a task.
+
+    dedup = as_task(dedup_.dedup, retries=2, tags=("cpu",))
+
+Called in a flow, such a task looks the artifact up, builds it in a child process if it is missing,
+and shows Prefect what happens meanwhile: progress, tables, a summary and log lines. Prefect's own
+result cache is off (NO_CACHE): it keys on arguments and source lines and never looks whether a
+result still exists, while the artifact store is bound to bytes.
+
+Prefect is imported when a flow runs and not before: its import takes 3 s, more than `lmpipe plan`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from lmpipe.artifacts.build import find
+from lmpipe.artifacts.events import Event
+from lmpipe.artifacts.lookup import identify, read_manifest
+from lmpipe.artifacts.process import build_in_child
+from lmpipe.artifacts.stage import A, Inputs, Stage
+from lmpipe.errors import ConfigError, InputError
+from tasks.conductor import Call, Policy, Settings, StageTask
+from tasks.plan import Planned, Step, bind_planned, flat
+from tasks.selection import Selection
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State, TaskRun
+    from prefect.tasks import Task
+
+
+def as_task(
+    stage: Stage[A],
+    *,
+    retries: int = 0,
+    retry_delay_seconds: float = 10.0,
+    tags: tuple[str, ...] = (),
+    timeout_seconds: float | None = None,
+) -> StageTask[A]:
+    """Make a stage callable in flows; the arguments are Prefect's own."""
+    return StageTask(stage, Policy(retries, retry_delay_seconds, tags, timeout_seconds))
+
+
+class Listener(Protocol):
+    """Hears what a run does, for a terminal beside Prefect's UI."""
+
+    def started(self, name: str) -> None:
+        """A step begins."""
+
+    def event(self, name: str, event: Event) -> None:
+        """A running step says something."""
+
+    def line(self, name: str, line: str) -> None:
+        """A running step's processes wrote a line."""
+
+    def finished(self, step: Step) -> None:
+        """A step ended as HIT, RUN (built) or SKIP."""
+
+
+class PrefectConductor:
+    """Carries out the stage calls of one flow run as Prefect task runs.
+
+    Args:
+        settings: where artifacts lie and how stages run.
+        selection: what may be built.
+        allowed: names of the steps that may be built.
+        listener: hears what happens.
+        run: names this run in manifests of what it forces, so that a retry does not force again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        selection: Selection,
+        allowed: set[str],
+        listener: Listener,
+        run: str,
+    ) -> None:
+        self._settings = settings
+        self._selection = selection
+        self._allowed = allowed
+        self._listener = listener
+        self._run = run
+        self.steps: list[Step] = []
+
+    def call(self, call: Call[A]) -> A:
+        """Return the call's artifact: found, or built by a task run."""
+        bound = bind_planned(call)
+        if any(isinstance(item, Planned) for item in flat(bound)):
+            return self._skip(call, f"needs {_names(bound)}")
+        runtime = self._settings.runtime_of(call)
+        identity = identify(call.stage, call.config, bound)
+        force = self._selection.forces(call.name) and not self._forced_before(call, identity)
+        if not force:
+            found = find(call.stage, identity, self._settings.store, runtime)
+            if found is not None:
+                self._end(Step(call.name, call.stage.name, "HIT", "", found.id))
+                return found
+        if call.name not in self._allowed:
+            return self._skip(call, "outside --from/--until/--only")
+        self._listener.started(call.name)
+        started = time.monotonic()
+        result: A = _prefect_task(call)(_TaskRun(self, call, bound, force))
+        seconds = time.monotonic() - started
+        self._end(Step(call.name, call.stage.name, "RUN", "built", result.id, seconds))
+        return result
+
+    def build(self, call: Call[A], bound: Inputs, force: bool) -> A:
+        """Build a call's artifact in a child process; runs inside the task run."""
+        from tasks.prefect_view import PrefectView
+
+        store, runtime = self._settings.store, self._settings.runtime_of(call)
+        view = PrefectView(call.name)
+
+        def on_event(event: Event) -> None:
+            self._listener.event(call.name, event)
+            view.event(event)
+
+        def on_line(line: str) -> None:
+            self._listener.line(call.name, line)
+            view.line(line)
+
+        try:
+            artifact = build_in_child(
+                call.stage,
+                call.config,
+                bound,
+                store=store,
+                runtime=runtime,
+                force=force,
+                sink=on_event,
+                line_sink=on_line,
+                reason=self._reason(force),
+            )
+        finally:
+            view.close()
+        view.summary(artifact)
+        return artifact
+
+    def _skip(self, call: Call[A], why: str) -> A:
+        step = Step(call.name, call.stage.name, "SKIP", why)
+        self._end(step)
+        return Planned(step, call.stage.output_type, None)  # type: ignore[return-value]
+
+    def _end(self, step: Step) -> None:
+        self.steps.append(step)
+        self._listener.finished(step)
+
+    def _reason(self, force: bool) -> str:
+        forced = self._force_mark if force else ""
+        return "; ".join(filter(None, (self._selection.reason, forced)))
+
+    @property
+    def _force_mark(self) -> str:
+        return f"forced by run {self._run}"
+
+    def _forced_before(self, call: Call[Any], identity: str) -> bool:
+        """Whether this run has forced the step already: a retry must not train twice."""
+        entry = read_manifest(self._settings.store, call.stage.name, identity)
+        return entry is not None and entry[0].provenance.reason.endswith(self._force_mark)
+
+
+class _TaskRun:
+    """The one argument of a task run: opaque to Prefect, which would otherwise walk into it."""
+
+    def __init__(
+        self, conductor: PrefectConductor, call: Call[Any], bound: Inputs, force: bool
+    ) -> None:
+        self.conductor, self.call, self.bound, self.force = conductor, call, bound, force
+
+    def __repr__(self) -> str:
+        return self.call.name
+
+
+def _prefect_task(call: Call[A]) -> Callable[[_TaskRun], A]:
+    from prefect import task
+    from prefect.cache_policies import NO_CACHE
+
+    @task(
+        name=call.stage.name,
+        task_run_name=call.name,
+        description=(call.stage.function.__doc__ or "").strip(),
+        version=str(call.stage.version),
+        tags=list(call.policy.tags),
+        retries=call.policy.retries,
+        retry_delay_seconds=call.policy.retry_delay_seconds,
+        retry_condition_fn=_is_worth_a_retry,
+        timeout_seconds=call.policy.timeout_seconds,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    def run_stage(run: _TaskRun) -> Any:
+        return run.conductor.build(run.call, run.bound, run.force)
+
+    return cast(Callable[[_TaskRun], A], run_stage)
+
+
+def _is_worth_a_retry(task: "Task[Any, Any]", run: "TaskRun", state: "State[Any]") -> bool:
+    """Retry what may pass; a wrong config or broken input fails the same way every time."""
+    try:
+        state.result()
+    except (ConfigError, InputError):
+        return False
+    except Exception:
+        return True
+    return False
+
+
+def _names(bound: Inputs) -> str:
+    waiting = [item.step.name for item in flat(bound) if isinstance(item, Planned)]
+    return ", ".join(dict.fromkeys(waiting))

@@ -1,0 +1,218 @@
+"""Planning a run without running it: each stage HIT, RUN or PENDING, and why.
+
+The flow function itself is called with a conductor that only looks. A stage whose inputs are all
+known has an id, so the store can say HIT or RUN; one below a stage that must run is PENDING, since
+its id depends on bytes that do not exist yet. Where an earlier result of the upstream stage exists,
+the plan also says what a pending stage would hit if those bytes came out the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from lmpipe.artifacts.lookup import identify, nearest, open_artifact, read_manifest
+from lmpipe.artifacts.stage import A, Inputs, Role
+from lmpipe.artifacts.types import Artifact
+from lmpipe.errors import ConfigError
+from tasks.conductor import Call, Settings, conducted_by
+from tasks.selection import Selection
+
+Status = Literal["HIT", "RUN", "PENDING", "SKIP", "MISSING"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What will become of one stage call."""
+
+    name: str
+    stage: str
+    status: Status
+    reason: str
+    artifact: str = ""
+    seconds: float | None = field(default=None)
+
+
+class Planned:
+    """Stands for an artifact that is not there yet; `assumed` is its predecessor, if any."""
+
+    def __init__(self, step: Step, output_type: type[Artifact], assumed: Artifact | None) -> None:
+        self.step = step
+        self.output_type = output_type
+        self.assumed = assumed
+
+
+class Planner:
+    """A conductor that looks and builds nothing; `steps` holds what it saw."""
+
+    def __init__(self, settings: Settings, selection: Selection, allowed: set[str]) -> None:
+        self._settings = settings
+        self._selection = selection
+        self._allowed = allowed
+        self.steps: list[Step] = []
+
+    def call(self, call: Call[A]) -> A:
+        """Return the artifact if it is there, else a stand-in."""
+        bound = bind_planned(call)
+        waiting = [i for i in flat(bound) if isinstance(i, Planned)]
+        result = self._below(call, bound, waiting) if waiting else self._look(call, bound)
+        step = result.step if isinstance(result, Planned) else self._hit(call, result)
+        self.steps.append(step)
+        return cast(A, result)
+
+    def _look(self, call: Call[Any], bound: Inputs) -> Artifact | Planned:
+        """Decide a call whose inputs are all there."""
+        store = self._settings.store
+        identity = identify(call.stage, call.config, bound)
+        entry = read_manifest(store, call.stage.name, identity)
+        found = None
+        if entry is not None:
+            found = open_artifact(call.stage, store, entry[0], call.runtime.get("locations"))
+        lost = found.missing() if found is not None else []
+        forced = self._selection.forces(call.name)
+        if found is not None and not lost and not forced:
+            return found
+        if forced:
+            why = "forced"
+        elif lost:
+            why = f"lost {len(lost)} of its objects, such as {lost[0]}"
+        else:
+            why = self._why_new(call, bound)
+        return self._planned(call, "RUN", why, identity, found)
+
+    def _below(self, call: Call[Any], bound: Inputs, waiting: list[Planned]) -> Planned:
+        """Decide a call below stages that have no bytes yet."""
+        names = ", ".join(dict.fromkeys(item.step.name for item in waiting))
+        if any(item.step.status in ("SKIP", "MISSING") for item in waiting):
+            return self._planned(call, "SKIP", f"needs {names}", "", None)
+        if self._selection.forces(call.name):
+            return self._planned(call, "PENDING", f"forced, after {names}", "", None)
+        if any(item.assumed is None for item in waiting):
+            return self._planned(call, "PENDING", f"after {names}", "", None)
+        assumed = {role: _assume(value) for role, value in bound.items()}
+        identity = identify(call.stage, call.config, cast(Inputs, assumed))
+        entry = read_manifest(self._settings.store, call.stage.name, identity)
+        if entry is None:
+            return self._planned(call, "PENDING", f"after {names}", identity, None)
+        found = open_artifact(call.stage, self._settings.store, entry[0])
+        why = f"after {names}; hits {identity[:12]} if those bytes do not change"
+        return self._planned(call, "PENDING", why, identity, found)
+
+    def _planned(
+        self, call: Call[Any], status: Status, why: str, identity: str, assumed: Artifact | None
+    ) -> Planned:
+        if status in ("RUN", "PENDING") and call.name not in self._allowed:
+            before = self._is_before(call.name)
+            status = "MISSING" if before else "SKIP"
+            why = f"not built ({why})" if before else "after the last stage asked for"
+        seconds = assumed.manifest.provenance.seconds if assumed else None
+        step = Step(call.name, call.stage.name, status, why, identity, seconds)
+        return Planned(step, call.stage.output_type, assumed)
+
+    def _is_before(self, name: str) -> bool:
+        """Whether a step that may not be built comes before those that may."""
+        planned = {step.name for step in self.steps}
+        return not (self._allowed & planned) and bool(self._allowed)
+
+    def _hit(self, call: Call[Any], found: Artifact) -> Step:
+        seconds = found.manifest.provenance.seconds
+        rows = ", ".join(
+            f"{key} {value:,}" if isinstance(value, int) else f"{key} {value:.4g}"
+            for key, value in list(found.metrics.items())[:3]
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        )
+        return Step(call.name, call.stage.name, "HIT", rows, found.id, seconds)
+
+    def _why_new(self, call: Call[Any], bound: Inputs) -> str:
+        relative = nearest(self._settings.store, call.stage, call.config, bound)
+        if relative is None:
+            return "never built"
+        manifest, differences = relative
+        shown = "; ".join(str(d) for d in differences[:3])
+        more = f"; {len(differences) - 3} more" if len(differences) > 3 else ""
+        return f"differs from {manifest.id[:12]}: {shown}{more}"
+
+
+class _Namer:
+    """A conductor that only writes down which steps a flow has."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def call(self, call: Call[A]) -> A:
+        self.names.append(call.name)
+        bind_planned(call)
+        step = Step(call.name, call.stage.name, "PENDING", "")
+        return cast(A, Planned(step, call.stage.output_type, None))
+
+
+def step_names(compose: Callable[[], Any]) -> list[str]:
+    """Return the names of a flow's steps in order, and check its wiring on the way."""
+    namer = _Namer()
+    with conducted_by(namer):
+        compose()
+    return namer.names
+
+
+def plan(compose: Callable[[], Any], settings: Settings, selection: Selection) -> list[Step]:
+    """Return what would become of each step of a flow.
+
+    Args:
+        compose: calls the stages; it is called twice and must do nothing else.
+        settings: where artifacts lie and how stages run.
+        selection: what may be built.
+    """
+    planner = Planner(settings, selection, selection.allowed(step_names(compose)))
+    with conducted_by(planner):
+        compose()
+    return planner.steps
+
+
+def check_runnable(steps: list[Step], selection: Selection) -> None:
+    """Raise ConfigError if a selected run needs something that it may not build."""
+    missing = [step.name for step in steps if step.status == "MISSING"]
+    blocked = [s for s in steps if s.status == "SKIP" and any(m in s.reason for m in missing)]
+    if missing and (blocked or not any(s.status in ("RUN", "PENDING") for s in steps)):
+        raise ConfigError(
+            f"{selection.first} needs {', '.join(missing)}, which the store does not hold; "
+            f"run with --until {missing[-1]} first, or without --from/--only"
+        )
+
+
+def bind_planned(call: Call[Any]) -> Inputs:
+    """Match a call's inputs to roles as `Stage.bind` does, stand-ins included."""
+    roles = call.stage.roles
+    if len(call.inputs) > len(roles):
+        raise ConfigError(f"{call.name} takes {len(roles)} inputs, got {len(call.inputs)}")
+    bound: dict[str, Any] = {}
+    for index, role in enumerate(roles):
+        value = call.inputs[index] if index < len(call.inputs) else None
+        _check_role(call.name, role, value)
+        bound[role.name] = list(value) if role.many and value else [] if role.many else value
+    return bound
+
+
+def flat(bound: Inputs) -> list[Any]:
+    """Return all inputs of a call in one list."""
+    items: list[Any] = []
+    for value in bound.values():
+        items.extend(value if isinstance(value, list) else [value] if value is not None else [])
+    return items
+
+
+def _check_role(name: str, role: Role, value: Any) -> None:
+    if value is None:
+        if not (role.optional or role.many):
+            raise ConfigError(f"{name}: input {role.name!r} is missing")
+        return
+    for item in value if role.many else [value]:
+        kind = item.output_type if isinstance(item, Planned) else type(item)
+        if not issubclass(kind, role.type):
+            raise ConfigError(
+                f"{name}: input {role.name!r} must be {role.type.__name__}, got {kind.__name__}"
+            )
+
+
+def _assume(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_assume(item) for item in value]
+    return value.assumed if isinstance(value, Planned) else value

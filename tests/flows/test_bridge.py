@@ -1,0 +1,178 @@
+from pathlib import Path
+
+import pytest
+
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import ConfigError, InputError, StageFailed
+from lmpipe.runtime import Runtime
+from tasks.bridge import PrefectConductor, as_task
+from tasks.conductor import Settings, conducted_by
+from tasks.plan import check_runnable, plan, step_names
+from tasks.selection import Selection
+from tests.artifacts.stages import CopyConfig, CountConfig, TrainConfig, copy, count, train
+
+count_task = as_task(count)
+copy_task = as_task(copy)
+train_task = as_task(train, retries=2, retry_delay_seconds=0)
+
+
+class Recorder:
+    def __init__(self):
+        self.lines, self.events, self.steps = [], [], []
+
+    def started(self, name): ...
+
+    def event(self, name, event):
+        self.events.append((name, event))
+
+    def line(self, name, line):
+        self.lines.append(line)
+
+    def finished(self, step):
+        self.steps.append((step.name, step.status))
+
+
+def compose(lines=3, suffix="x", mode=""):
+    documents = count_task(CountConfig(lines=lines))
+    copied = copy_task(CopyConfig(suffix=suffix), documents)
+    return train_task(TrainConfig(mode=mode), copied)
+
+
+def run(settings, selection=None, run_id="run", **arguments):
+    from prefect import flow
+
+    selection = selection or Selection()
+    recorder = Recorder()
+    names = step_names(lambda: compose(**arguments))
+    conductor = PrefectConductor(settings, selection, selection.allowed(names), recorder, run_id)
+
+    @flow(name="test")
+    def composed():
+        with conducted_by(conductor):
+            return compose(**arguments)
+
+    composed()
+    return recorder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(Store(str(tmp_path / "store")), Runtime())
+
+
+def statuses(settings, selection=None, **arguments):
+    steps = plan(lambda: compose(**arguments), settings, selection or Selection())
+    return [(step.name, step.status) for step in steps]
+
+
+def test_a_second_run_finds_every_stage(settings):
+    assert [s for _, s in run(settings).steps] == ["RUN"] * 3
+    assert [s for _, s in run(settings).steps] == ["HIT"] * 3
+    assert statuses(settings) == [("count", "HIT"), ("copy", "HIT"), ("train", "HIT")]
+
+
+def test_a_plan_builds_nothing_and_says_why(settings):
+    assert [s for _, s in statuses(settings)] == ["RUN", "PENDING", "PENDING"]
+    assert settings.store.children("") == []
+    run(settings)
+    steps = plan(lambda: compose(suffix="y"), settings, Selection())
+    assert [(s.status) for s in steps] == ["HIT", "RUN", "PENDING"]
+    assert "config.suffix: x → y" in steps[1].reason
+
+
+def test_a_pending_stage_names_what_it_hits_if_bytes_do_not_change(settings):
+    run(settings)
+    steps = plan(lambda: compose(), settings, Selection(force=("count",)))
+    assert [s.status for s in steps] == ["RUN", "PENDING", "PENDING"]
+    assert f"hits {steps[1].artifact[:12]}" in steps[1].reason
+
+
+def test_early_cut_off_leaves_consumers_of_equal_bytes_alone(settings):
+    run(settings)
+    again = run(settings, Selection(force=("count",)), run_id="second")
+    assert again.steps == [("count", "RUN"), ("copy", "HIT"), ("train", "HIT")]
+
+
+def test_force_acts_once_per_run_however_often_the_run_is_retried(settings):
+    selection = Selection(force=("train",))
+    run(settings)
+    assert dict(run(settings, selection, run_id="a").steps)["train"] == "RUN"
+    assert dict(run(settings, selection, run_id="a").steps)["train"] == "HIT"
+    assert dict(run(settings, selection, run_id="b").steps)["train"] == "RUN"
+
+
+def test_until_builds_nothing_after_a_stage(settings):
+    steps = run(settings, Selection(until_stage="copy")).steps
+    assert steps == [("count", "RUN"), ("copy", "RUN"), ("train", "SKIP")]
+
+
+def test_only_and_from_need_what_is_before_them(settings):
+    for selection in (Selection(only="copy"), Selection(from_stage="copy")):
+        steps = plan(lambda: compose(), settings, selection)
+        with pytest.raises(ConfigError, match="needs count"):
+            check_runnable(steps, selection)
+    run(settings, Selection(until_stage="count"))
+    steps = run(settings, Selection(only="copy")).steps
+    assert steps == [("count", "HIT"), ("copy", "RUN"), ("train", "SKIP")]
+    assert run(settings, Selection(from_stage="train")).steps[-1] == ("train", "RUN")
+
+
+def test_an_unknown_stage_is_named_with_the_nearest_spelling(settings):
+    with pytest.raises(ConfigError, match="did you mean 'copy'"):
+        statuses(settings, Selection(only="cpoy"))
+
+
+def test_deleted_shard_is_planned_as_run_with_the_reason(settings):
+    run(settings)
+    for path in settings.store.sizes("copy"):
+        if path.endswith("00000.txt"):
+            settings.store.delete(path)
+    steps = plan(lambda: compose(), settings, Selection())
+    assert steps[1].status == "RUN" and "lost 1 of its objects" in steps[1].reason
+
+
+def test_a_killed_child_is_retried_and_resumes(settings):
+    recorder = run(settings, mode="die")
+    assert recorder.steps[-1] == ("train", "RUN")
+    with settings.store.open(
+        next(p for p in settings.store.sizes("train") if "manifest" in p)
+    ) as f:
+        assert b'"started_at": 2' in f.read()
+
+
+def test_broken_input_is_not_retried(settings):
+    recorder_lines = []
+    with pytest.raises(InputError, match="record 7"):
+        run(settings, mode="input_error")
+    attempts = {p.split("/")[3] for p in settings.store.sizes("train") if "/attempts/" in p}
+    assert len(attempts) == 1 and recorder_lines == []
+
+
+def test_what_children_write_and_say_reaches_prefect(settings):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+    recorder = run(settings, mode="print")
+    assert "native line" in recorder.lines
+    with get_client(sync_client=True) as client:
+        filter_ = ArtifactFilter(key=ArtifactFilterKey(any_=["train", "train-progress"]))
+        found = client.read_artifacts(artifact_filter=filter_)
+        assert {artifact.key for artifact in found} == {"train", "train-progress"}
+        logs = client.read_logs()
+    assert any("native line" in entry.message for entry in logs)
+
+
+def test_a_failing_stage_fails_the_run_with_its_exit_code(settings, monkeypatch):
+    monkeypatch.setattr("tests.artifacts.stages.CountConfig", CountConfig)
+    with pytest.raises(StageFailed, match="SIGKILL"):
+        from prefect import flow
+
+        config = CountConfig(die_at="00000")
+        conductor = PrefectConductor(settings, Selection(), {"count"}, Recorder(), "r")
+
+        @flow(name="test")
+        def composed():
+            with conducted_by(conductor):
+                return count_task(config)
+
+        composed()
