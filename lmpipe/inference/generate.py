@@ -1,10 +1,12 @@
 """Continue prompts with a KV cache, in one batch of rows of different length.
 
-    prefill each prompt once  ->  share its cache among its samples  ->  one token a row and step, until all have stopped
+    prefill each prompt once  ->  share its cache among its samples  ->  one token a row and step,
+    until all have stopped
 
-Rows that have stopped leave the batch once they are a quarter of it: GRPO's answers differ in length, and a padded
-batch would spend most of its last steps on rows that say nothing. Token ids go in and come out as they are, since
-decoding and encoding again is not the identity and would train on tokens that were never drawn.
+Rows that have stopped leave the batch once they are a quarter of it: GRPO's answers differ in
+length, and a padded batch would spend most of its last steps on rows that say nothing. Token ids go
+in and come out as they are, since decoding and encoding again is not the identity and would train
+on tokens that were never drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from lmpipe.inference.kv_cache import KVCache
 from lmpipe.inference.sampling import SamplingConfig, choose, row_uniforms, token_logprobs
 from lmpipe.model.decoder import Decoder
 
-COMPACT_AT = 0.75  # of the batch still running: below, copying the live rows costs less than carrying the rest
+COMPACT_AT = 0.75  # fraction of the batch; below it, copying the live rows beats carrying the rest
 
 
 @dataclass
@@ -31,8 +33,8 @@ class Completion:
     Attributes:
         prompt: index of the prompt that it continues.
         tokens: the new tokens, a stop token included.
-        logprobs: of each token under softmax(logits / temperature) of the whole vocabulary, before top-k and top-p
-            (token_logprobs says why).
+        logprobs: of each token under softmax(logits / temperature) of the whole vocabulary, before
+            top-k and top-p (token_logprobs says why).
         finished: True if it ended with a stop token, False if it ran out of max_new_tokens.
     """
 
@@ -62,9 +64,11 @@ def generate(
         max_new_tokens: most new tokens of a row; the longest prompt and these must fit max_seq_len.
         temperature, top_k, top_p: see SamplingConfig; temperature 0 is greedy.
         stop_ids: a row ends with the first of these that it says.
-        seed: decides all draws. A row's draws depend on (seed, index of the prompt, index of the sample) alone.
+        seed: decides all draws. A row's draws depend on (seed, index of the prompt, index of the
+            sample) alone.
 
-    Cost: one forward pass of the prompts (not of each sample), then one of a token a running row and step. 2 CPU cores,
+    Cost: one forward pass of the prompts (not of each sample), then one of a token a running row
+        and step. 2 CPU cores,
     3M parameters: see LOG.
     """
     if not prompts:
@@ -110,11 +114,13 @@ def generate(
 
 
 def _prefill(model: Decoder, prompts: Sequence[Sequence[int]]) -> tuple[KVCache, Tensor]:
-    """Read the prompts, padded on the right; return the cache and the logits after each one's last token."""
+    """Read the prompts, padded on the right; return the cache and the logits after each one."""
     weight = model.model.embed_tokens.weight
     length_B = torch.tensor([len(prompt) for prompt in prompts])
     longest = int(length_B.max())
-    tokens_BT = torch.zeros(len(prompts), longest, dtype=torch.long)  # any token: its slot is never seen
+    tokens_BT = torch.zeros(
+        len(prompts), longest, dtype=torch.long
+    )  # any token: its slot is never seen
     for row, prompt in enumerate(prompts):
         tokens_BT[row, : len(prompt)] = torch.tensor(prompt)
     cache = KVCache(model.config, len(prompts), longest, device=weight.device, dtype=weight.dtype)
@@ -127,7 +133,11 @@ def _prefill(model: Decoder, prompts: Sequence[Sequence[int]]) -> tuple[KVCache,
 
 
 def _record(
-    rows: list[Completion], running: list[int], token_B: Tensor, logprob_B: Tensor, stops: frozenset[int]
+    rows: list[Completion],
+    running: list[int],
+    token_B: Tensor,
+    logprob_B: Tensor,
+    stops: frozenset[int],
 ) -> None:
     """Add each row's token to its completion, unless that one has stopped already."""
     for row, token, logprob in zip(running, token_B.tolist(), logprob_B.tolist(), strict=True):
@@ -149,8 +159,9 @@ def _check(
             f"max_new_tokens={max_new_tokens} and num_samples={num_samples} must be at least 1"
         )
     longest = max(len(prompt) for prompt in prompts)
-    if longest + max_new_tokens > model.config.max_seq_len:
+    room = model.config.max_seq_len - longest
+    if max_new_tokens > room:
         raise ConfigError(
             f"the longest prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed "
-            f"max_seq_len={model.config.max_seq_len}; use at most {model.config.max_seq_len - longest} new"
+            f"max_seq_len={model.config.max_seq_len}; use at most {room} new"
         )

@@ -1,9 +1,9 @@
-"""From logits to tokens: temperature, top-k, top-p, and a draw that depends on seed, row and step alone.
+"""From logits to tokens: temperature, top-k, top-p, and a draw of the row's own.
 
-A token is drawn by inverting the cumulative distribution at a uniform number. The uniforms of a row come from a stream
-of its own (seed, prompt, sample), so what a row says does not change with the rows beside it, with their order of
-finishing or with the device. Alternative not taken: torch.multinomial with one generator, whose draws shift as soon as
-any row leaves the batch.
+A token is drawn by inverting the cumulative distribution at a uniform number. The uniforms of a row
+come from a stream of its own (seed, prompt, sample), so what a row says does not change with the
+rows beside it, with their order of finishing or with the device. Alternative not taken:
+torch.multinomial with one generator, whose draws shift as soon as any row leaves the batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from pydantic import Field
 
-from lmpipe.artifacts import StageConfig
+from lmpipe.artifacts.stage import StageConfig
 
 
 class SamplingConfig(StageConfig):
@@ -27,7 +27,9 @@ class SamplingConfig(StageConfig):
         0, ge=0, le=2**20, description="Keep the k likeliest tokens only; 0 keeps all."
     )
     top_p: float = Field(
-        1.0, gt=0.0, le=1.0,
+        1.0,
+        gt=0.0,
+        le=1.0,
         description="Keep the likeliest tokens that together reach this probability; 1 keeps all.",
     )
 
@@ -35,8 +37,8 @@ class SamplingConfig(StageConfig):
 def row_uniforms(seed: int, prompt: int, sample: int, count: int) -> NDArray[np.float64]:
     """Return the `count` uniforms in [0, 1) of one completion, the same on every machine.
 
-    They are multiples of 2^-32, so that uniform * total stays below total in float64: inverting never runs past the
-    last token of positive probability.
+    They are multiples of 2^-32, so that uniform * total stays below total in float64: inverting
+    never runs past the last token of positive probability.
     """
     # Raw words of the bit generator: numpy keeps these forever, the methods of Generator not.
     words = np.random.Philox(np.random.SeedSequence([seed, prompt, sample])).random_raw(count)
@@ -48,24 +50,27 @@ def token_logprobs(
 ) -> Float[torch.Tensor, "B V"]:
     """Log-probabilities of softmax(logits / temperature) in fp32, before any truncation.
 
-    This is what a trainer recomputes from its own logits. After top-k or top-p the sampler's distribution is larger by
-    the log of the kept mass, which would leak into every importance ratio. At temperature 0 it is taken at 1.
+    This is what a trainer recomputes from its own logits. After top-k or top-p the sampler's
+    distribution is larger by the log of the kept mass, which would leak into every importance
+    ratio. At temperature 0 it is taken at 1.
     """
     return torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
 
 
 def choose(
     logprob_BV: Float[torch.Tensor, "B V"],
-    uniform_B: Float[torch.Tensor, "B"],
+    uniform_B: Float[torch.Tensor, " B"],
     config: SamplingConfig,
-) -> Int[torch.Tensor, "B"]:
+) -> Int[torch.Tensor, " B"]:
     """Pick one token per row from the (truncated) distribution; the likeliest one at temperature 0."""
     if config.temperature == 0:
         return logprob_BV.argmax(dim=-1)
-    # Summed in float64: in fp32 the cumulative of 100,000 tokens drifts by more than a rare token's probability.
+    # Summed in float64: in fp32 the cumulative of 100,000 tokens drifts by more than a rare token's
+    # probability.
     cumulative_BV = truncate(logprob_BV, config).exp().cumsum(dim=-1, dtype=torch.float64)
     target_B1 = uniform_B.double()[:, None] * cumulative_BV[:, -1:]
-    # right=True: the first token whose cumulative exceeds the target, so one of probability 0 is never taken.
+    # right=True: the first token whose cumulative exceeds the target, so one of probability 0 is
+    # never taken.
     return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
 
 

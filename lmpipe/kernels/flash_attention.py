@@ -4,21 +4,22 @@
     weight_TS = softmax over the visible S of score_TS
     out_TK = weight_TS @ value_SK
 
-Query t sees key s when s - t <= S - T (causal, the last query sees every key) and document_t == document_s
-(packing). A query that sees nothing gives zeros.
+Query t sees key s when s - t <= S - T (causal, the last query sees every key) and document_t ==
+document_s (packing). A query that sees nothing gives zeros.
 
-Forward walks the keys in blocks and keeps a running maximum and sum per query (online softmax); the log-sum-exp that
-remains is all that backward needs to rebuild the weights. Backward is split in two: one kernel owns a block of keys
-and sums dK and dV over the queries, one owns a block of queries and sums dQ over the keys. Alternative not taken: one
-fused kernel that adds dQ by atomics. It does 5 matrix products where the split does 7, but was slower at every size
-tried on an H200 (340 against 373 TFLOP/s at K=64, S=8k), spills at K=128, and its sums depend on the order of
-arrival; here gradients are bit-equal between runs.
+Forward walks the keys in blocks and keeps a running maximum and sum per query (online softmax); the
+log-sum-exp that remains is all that backward needs to rebuild the weights. Backward is split in
+two: one kernel owns a block of keys and sums dK and dV over the queries, one owns a block of
+queries and sums dQ over the keys. Alternative not taken: one fused kernel that adds dQ by atomics.
+It does 5 matrix products where the split does 7, but was slower at every size tried on an H200 (340
+against 373 TFLOP/s at K=64, S=8k), spills at K=128, and its sums depend on the order of arrival;
+here gradients are bit-equal between runs.
 
-Grouped heads are never expanded: query head h reads key head h // (H / G), and the kernel of a key head sums over its
-H / G query heads itself.
+Grouped heads are never expanded: query head h reads key head h // (H / G), and the kernel of a key
+head sums over its H / G query heads itself.
 
-Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2; Milakov and Gimelshein, Online normalizer calculation for
-softmax (2018).
+Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2; Milakov and Gimelshein, Online normalizer
+calculation for softmax (2018).
 """
 
 # Triton compiles the kernels from their source: their pointers and strides have no Python types.
@@ -30,24 +31,30 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from lmpipe.errors import ConfigError
 
 Backend = Literal["triton", "reference"]
 
 MAX_HEAD_SIZE = 256
+_TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 # --- reference ----------------------------------------------------------------------------------
 
 
 def visible_mask(
-    num_queries: int, num_keys: int, *, causal: bool, document_BT: Tensor | None, device: torch.device
+    num_queries: int,
+    num_keys: int,
+    *,
+    causal: bool,
+    document_BT: Tensor | None,
+    device: torch.device,
 ) -> Tensor:
     """Return which keys each query sees, as bool of shape (1 or B, T, S)."""
     visible_BTS = torch.ones(1, num_queries, num_keys, dtype=torch.bool, device=device)
@@ -66,27 +73,34 @@ def attention_reference(
     causal: bool,
     document_BT: Int[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B T H K"]:
-    """Compute attention as the formula reads, in the inputs' own dtype: what the kernels are held to."""
+    """Compute attention as the formula reads, in the inputs' dtype: the kernels are held to it."""
     group_size = query_BTHK.shape[2] // key_BSGK.shape[2]
     key_BSHK = key_BSGK.repeat_interleave(group_size, dim=2)
     value_BSHK = value_BSGK.repeat_interleave(group_size, dim=2)
     score_BHTS = torch.einsum("bthk,bshk->bhts", query_BTHK, key_BSHK)
     score_BHTS = score_BHTS / math.sqrt(query_BTHK.shape[3])
     visible_BTS = visible_mask(
-        query_BTHK.shape[1], key_BSGK.shape[1],
-        causal=causal, document_BT=document_BT, device=query_BTHK.device,
+        query_BTHK.shape[1],
+        key_BSGK.shape[1],
+        causal=causal,
+        document_BT=document_BT,
+        device=query_BTHK.device,
     )
     visible_B1TS = visible_BTS[:, None]
-    # The lowest finite number instead of -inf: a row that sees nothing stays finite, and is then zeroed.
+    # The lowest finite number, not -inf: a row that sees nothing stays finite, and is then zeroed.
     score_BHTS = score_BHTS.masked_fill(~visible_B1TS, torch.finfo(score_BHTS.dtype).min)
     weight_BHTS = score_BHTS.softmax(dim=-1).masked_fill(~visible_B1TS, 0)
     return torch.einsum("bhts,bshk->bthk", weight_BHTS, value_BSHK)
 
 
 def _torch_sdpa(
-    query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, causal: bool, document_BT: Tensor | None
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    causal: bool,
+    document_BT: Tensor | None,
 ) -> Tensor:
-    """The same through torch's scaled_dot_product_attention: the fast path where there is no Triton."""
+    """The same through torch's scaled_dot_product_attention, fast where there is no Triton."""
     num_queries, num_keys = query_BTHK.shape[1], key_BSGK.shape[1]
     # torch aligns is_causal to the first query, we to the last: the same only when T == S.
     plain_causal = causal and document_BT is None and num_queries == num_keys
@@ -95,7 +109,7 @@ def _torch_sdpa(
         mask_B1TS = visible_mask(
             num_queries, num_keys, causal=causal, document_BT=document_BT, device=query_BTHK.device
         )[:, None]
-    out_BHTK = F.scaled_dot_product_attention(
+    out_BHTK = functional.scaled_dot_product_attention(
         query_BTHK.transpose(1, 2),
         key_BSGK.transpose(1, 2),
         value_BSGK.transpose(1, 2),
@@ -108,10 +122,13 @@ def _torch_sdpa(
 
 # --- Triton kernels -----------------------------------------------------------------------------
 #
-# A tile is BLOCK_T queries by BLOCK_S keys; KP is the head size K padded to a power of two of at least 16, the least
-# that a matrix instruction takes. Scores are in base 2, score * (scale * log2 e): exp2 is what the hardware has, and
-# the multiplication fuses with the subtraction of the maximum. Each loop runs twice: over the tiles that every query
-# sees whole, without a mask or a bounds check, and over those on an edge.
+# A tile is BLOCK_T queries by BLOCK_S keys; KP is the head size K padded to a power of two of at
+# least 16, the least that a matrix instruction takes. Scores are in base 2, score * (scale * log2
+# e): exp2 is what the hardware has, and the multiplication fuses with the subtraction of the
+# maximum. Each loop runs twice: over the tiles that every query sees whole, without a mask or a
+# bounds check, and over those on an edge. Arguments keep their groups (unformatted).
+
+# fmt: off
 
 
 @triton.jit
@@ -125,17 +142,20 @@ def _load_rows(
     base += tl.cast(first, tl.int64) * row_stride
     pointers = base + row[:, None] * row_stride + col[None, :]
     if EDGE:
-        return tl.load(pointers, mask=(first + row < num_rows)[:, None] & (col < K)[None, :], other=0.0)
-    if K < KP:
-        return tl.load(pointers, mask=(col < K)[None, :], other=0.0)
-    return tl.load(pointers)
+        inside = (first + row < num_rows)[:, None] & (col < K)[None, :]
+        tile = tl.load(pointers, mask=inside, other=0.0)
+    elif K < KP:
+        tile = tl.load(pointers, mask=(col < K)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
 
 
 @triton.jit
 def _store_rows(
     base, tile, first, num_rows, row_stride, K: tl.constexpr, ROWS: tl.constexpr, KP: tl.constexpr
 ):
-    """Store a tile into rows [first, first + ROWS) of a (num_rows, K) matrix, in that matrix's dtype."""
+    """Store a tile into rows [first, first + ROWS) of a (num_rows, K) matrix, in its dtype."""
     row = tl.arange(0, ROWS)
     col = tl.arange(0, KP)
     base += tl.cast(first, tl.int64) * row_stride
@@ -147,16 +167,17 @@ def _store_rows(
 @triton.jit
 def _documents(document_ptr, row, num_rows, PACKED: tl.constexpr):
     """The document number of each row; any vector of that shape where there are none."""
+    document = row
     if PACKED:
-        return tl.load(document_ptr + row, mask=row < num_rows, other=0)
-    return row
+        document = tl.load(document_ptr + row, mask=row < num_rows, other=0)
+    return document
 
 
 @triton.jit
 def _visible(
     row_T, row_S, document_T, document_S, T, S, CAUSAL: tl.constexpr, PACKED: tl.constexpr
 ):
-    """Which keys the queries see. The arguments come broadcastable: (T, 1) and (1, S), or (1, T) and (S, 1)."""
+    """Which keys the queries see; arguments are (T, 1) and (1, S), or (1, T) and (S, 1)."""
     seen = (row_T < T) & (row_S < S)
     if CAUSAL:
         seen = seen & (row_S <= row_T + (S - T))
@@ -170,7 +191,7 @@ def _key_range(
     first_query, T, S, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
-    """Bounds for the queries of a block: they all see the keys [0, whole), and none sees a key from `end` on."""
+    """Bounds for a block of queries: all see the keys [0, whole), none sees one from `end` on."""
     end = S
     whole = S
     if CAUSAL:
@@ -202,7 +223,8 @@ def _attend(
             )
             score = tl.where(seen, score, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(score, 1) * scale_log2)
-        # A query that has seen nothing yet has -inf here, and -inf - -inf is NaN: subtract 0 instead.
+        # A query that has seen nothing yet has -inf here, and -inf - -inf is NaN: subtract 0
+        # instead.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weight = tl.exp2(score * scale_log2 - shift[:, None])
         decay = tl.exp2(row_max - shift)
@@ -224,7 +246,8 @@ def _forward_kernel(
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """One block of queries of one head: out, and log-sum-exp in base 2."""
-    # Under a causal mask the last queries have the most keys: they start first, the short ones fill the end.
+    # Under a causal mask the last queries have the most keys: they start first, the short ones fill
+    # the end.
     first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_T
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = tl.program_id(1) % H
@@ -269,7 +292,7 @@ def _delta_kernel(
     stride_gb, stride_gt, stride_gh, T, H,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr,
 ):
-    """delta_t = sum over k of out_tk * grad_out_tk, which softmax's backward subtracts in every score."""
+    """delta_t = sum over k of out_tk * grad_out_tk, which softmax's backward subtracts."""
     first_query = tl.program_id(0) * BLOCK_T
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = tl.program_id(1) % H
@@ -342,19 +365,18 @@ def _grad_key_value_kernel(
     grad_key = tl.zeros((BLOCK_S, KP), tl.float32)
     grad_value = tl.zeros((BLOCK_S, KP), tl.float32)
 
-    # Queries from `begin` on see some key of the block; those of [edge, whole) see all of it, in whole tiles.
-    # Keys beyond S need no mask: what they gather lies in rows that are not stored.
+    # Queries from `begin` on see some key of the block; those of [edge, whole) see all of it, in
+    # whole tiles. Keys beyond S need no mask: what they gather lies in rows that are not stored.
     begin = 0
     edge = 0
-    whole = T // BLOCK_T * BLOCK_T
     if CAUSAL:
         begin = tl.maximum(0, first_key - (S - T)) // BLOCK_T * BLOCK_T
         edge = tl.maximum(0, first_key + BLOCK_S - 1 - (S - T))
         edge = (edge + BLOCK_T - 1) // BLOCK_T * BLOCK_T
-        whole = tl.maximum(whole, edge)
     if PACKED:
         edge = T
-        whole = T
+    edge = tl.minimum(edge, T)
+    whole = tl.maximum(edge, T // BLOCK_T * BLOCK_T)
     for member in tl.range(0, group_size):
         head = group * group_size + member
         query_head = query_ptr + batch * stride_qb + head * stride_qh
@@ -363,14 +385,14 @@ def _grad_key_value_kernel(
         grad_key, grad_value = _sum_over_queries(
             grad_key, grad_value, key, value, query_head, grad_out_head,
             lse_ptr + row_offset, delta_ptr + row_offset, document_ptr, document_S, row_S,
-            begin, tl.minimum(edge, T), stride_qt, stride_gt, T, S, scale_log2,
+            begin, edge, stride_qt, stride_gt, T, S, scale_log2,
             CAUSAL, PACKED, True, PRECISION, K, KP, BLOCK_T,
         )
         if not PACKED:
             grad_key, grad_value = _sum_over_queries(
                 grad_key, grad_value, key, value, query_head, grad_out_head,
                 lse_ptr + row_offset, delta_ptr + row_offset, document_ptr, document_S, row_S,
-                edge, tl.minimum(whole, T // BLOCK_T * BLOCK_T), stride_qt, stride_gt, T, S, scale_log2,
+                edge, whole, stride_qt, stride_gt, T, S, scale_log2,
                 CAUSAL, PACKED, False, PRECISION, K, KP, BLOCK_T,
             )
             grad_key, grad_value = _sum_over_queries(
@@ -458,6 +480,7 @@ def _grad_query_kernel(
     _store_rows(grad_query_ptr, grad_query * scale, first_query, T, stride_dqt, K, BLOCK_T, KP)
 
 
+# fmt: on
 # --- launching ----------------------------------------------------------------------------------
 
 
@@ -478,9 +501,10 @@ class Tiles(NamedTuple):
     grad_query: Tile
 
 
-# H200, bf16, causal, S=8k. Forward at K=128: 64x64 with 4 warps 519 TFLOP/s against 425 for 128x128 with 8; at K=64:
-# 64x128 with 4 warps 462 against 283. Small tiles leave room for two or more blocks an SM, and one block's exponentials
-# then run under another's products. A table instead of autotuning: the same kernel, and so the same bits, every run.
+# H200, bf16, causal, S=8k. Forward at K=128: 64x64 with 4 warps 519 TFLOP/s against 425 for 128x128
+# with 8; at K=64: 64x128 with 4 warps 462 against 283. Small tiles leave room for two or more
+# blocks an SM, and one block's exponentials then run under another's products. A table instead of
+# autotuning: the same kernel, and so the same bits, every run.
 _TILES = {
     16: Tiles(Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     32: Tiles(Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
@@ -489,7 +513,8 @@ _TILES = {
     # Two 64x256 fp32 sums would take 256 registers a thread of 4 warps: 8 warps.
     256: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
 }
-# fp32 products run on the scalar units, bit-faithful to fp32 (tf32 would lose 13 bits): small tiles, no pipeline.
+# fp32 products run on the scalar units, bit-faithful to fp32 (tf32 would lose 13 bits): small
+# tiles, no pipeline.
 _FP32_TILES = Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
@@ -497,7 +522,12 @@ class _Launch:
     """What the kernels of one call share: sizes, strides of the inputs and compile-time constants."""
 
     def __init__(
-        self, query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, document_BT: Tensor | None, causal: bool
+        self,
+        query_BTHK: Tensor,
+        key_BSGK: Tensor,
+        value_BSGK: Tensor,
+        document_BT: Tensor | None,
+        causal: bool,
     ) -> None:
         self.batch, self.num_queries, self.num_heads, self.head_size = query_BTHK.shape
         self.num_keys, self.num_groups = key_BSGK.shape[1:3]
@@ -509,15 +539,22 @@ class _Launch:
         self.document = query_BTHK if document_BT is None else document_BT
         self.document_stride = 0 if document_BT is None else document_BT.stride(0)
         self.input_strides = (
-            *query_BTHK.stride()[:3], *key_BSGK.stride()[:3], *value_BSGK.stride()[:3]
+            *query_BTHK.stride()[:3],
+            *key_BSGK.stride()[:3],
+            *value_BSGK.stride()[:3],
         )
         self.sizes = (
-            self.num_queries, self.num_keys, self.num_heads, self.num_heads // self.num_groups
+            self.num_queries,
+            self.num_keys,
+            self.num_heads,
+            self.num_heads // self.num_groups,
         )
         self.head = {"K": self.head_size, "KP": padded}
         self.constants = {
-            "CAUSAL": causal, "PACKED": document_BT is not None,
-            "PRECISION": "ieee" if exact else "tf32", **self.head,
+            "CAUSAL": causal,
+            "PACKED": document_BT is not None,
+            "PRECISION": "ieee" if exact else "tf32",
+            **self.head,
         }
 
     @property
@@ -526,8 +563,11 @@ class _Launch:
 
     def options(self, tile: Tile) -> dict[str, Any]:
         return {
-            **self.constants, "BLOCK_T": tile.queries, "BLOCK_S": tile.keys,
-            "num_warps": tile.warps, "num_stages": tile.stages,
+            **self.constants,
+            "BLOCK_T": tile.queries,
+            "BLOCK_S": tile.keys,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
         }
 
     def grid_of_queries(self, block: int) -> tuple[int, int]:
@@ -537,27 +577,33 @@ class _Launch:
         return triton.cdiv(self.num_keys, block), self.batch * self.num_groups
 
 
-# torch.library's operators take the place of an autograd.Function: torch.compile then sees one opaque node with known
-# shapes and a known backward, and does not break the graph. The price is about 50 us of dispatch a call in eager mode.
+# torch.library's operators take the place of an autograd.Function: torch.compile then sees one
+# opaque node with known shapes and a known backward, and does not break the graph. The price is
+# about 50 us of dispatch a call in eager mode.
 
 
 @torch.library.custom_op("lmpipe::flash_attention", mutates_args=())
 def _flash_attention(
-    query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, document_BT: Tensor | None, causal: bool
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    document_BT: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return out (B, T, H, K) and log-sum-exp in base 2 (B, H, T, fp32; +inf for a query that sees nothing)."""
+    """Return out (B, T, H, K) and log-sum-exp in base 2 (B, H, T; +inf if nothing was seen)."""
     launch = _Launch(query_BTHK, key_BSGK, value_BSGK, document_BT, causal)
     out_BTHK = torch.empty(query_BTHK.shape, dtype=query_BTHK.dtype, device=query_BTHK.device)
     lse_BHT = torch.empty(
         (launch.batch, launch.num_heads, launch.num_queries),
-        dtype=torch.float32, device=query_BTHK.device,
+        dtype=torch.float32,
+        device=query_BTHK.device,
     )
     tile = launch.tiles.forward
     _forward_kernel[launch.grid_of_queries(tile.queries)](
         query_BTHK, key_BSGK, value_BSGK, launch.document, out_BTHK, lse_BHT,
         *launch.input_strides, *out_BTHK.stride()[:3], launch.document_stride,
         *launch.sizes, launch.scale_log2, **launch.options(tile),
-    )
+    )  # fmt: skip
     return out_BTHK, lse_BHT
 
 
@@ -584,27 +630,31 @@ def _flash_attention_backward(
     _delta_kernel[launch.grid_of_queries(64)](
         out_BTHK, grad_out_BTHK, delta_BHT, *out_BTHK.stride()[:3], *grad_strides,
         launch.num_queries, launch.num_heads, **launch.head, BLOCK_T=64,
-    )
+    )  # fmt: skip
     tile = launch.tiles.grad_key_value
     _grad_key_value_kernel[launch.grid_of_keys(tile.keys)](
         query_BTHK, key_BSGK, value_BSGK, launch.document, grad_out_BTHK, lse_BHT, delta_BHT,
         grad_key_BSGK, grad_value_BSGK, *launch.input_strides, *grad_strides,
         *grad_key_BSGK.stride()[:3], launch.document_stride,
         *launch.sizes, launch.scale, launch.scale_log2, **launch.options(tile),
-    )
+    )  # fmt: skip
     tile = launch.tiles.grad_query
     _grad_query_kernel[launch.grid_of_queries(tile.queries)](
         query_BTHK, key_BSGK, value_BSGK, launch.document, grad_out_BTHK, lse_BHT, delta_BHT,
         grad_query_BTHK, *launch.input_strides, *grad_strides,
         *grad_query_BTHK.stride()[:3], launch.document_stride,
         *launch.sizes, launch.scale, launch.scale_log2, **launch.options(tile),
-    )
+    )  # fmt: skip
     return grad_query_BTHK, grad_key_BSGK, grad_value_BSGK
 
 
 @_flash_attention.register_fake
 def _(
-    query_BTHK: Tensor, key_BSGK: Tensor, value_BSGK: Tensor, document_BT: Tensor | None, causal: bool
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    document_BT: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     batch, num_queries, num_heads, _ = query_BTHK.shape
     lse_BHT = query_BTHK.new_empty((batch, num_heads, num_queries), dtype=torch.float32)
@@ -627,9 +677,7 @@ def _(
     return grad_query, grad_key, grad_value
 
 
-def _save_for_backward(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
-) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query_BTHK, key_BSGK, value_BSGK, document_BT, ctx.causal = inputs
     ctx.save_for_backward(query_BTHK, key_BSGK, value_BSGK, document_BT, *output)
     ctx.mark_non_differentiable(output[1])
@@ -669,14 +717,16 @@ def flash_attention(
         query_BTHK: bf16, fp16 or fp32, any strides, head size up to 256.
         key_BSGK: H must be a multiple of G.
         causal: query t sees key s when s - t <= S - T.
-        document_BT: number of the document at each position (T == S); attention never crosses from one to another.
-        backend: "triton" (CUDA, or the interpreter) or "reference" (torch's own; any device). Never switched silently.
+        document_BT: number of the document at each position (T == S); attention never crosses from
+            one to another.
+        backend: "triton" (CUDA, or the interpreter) or "reference" (torch's own; any device). Never
+            switched silently.
 
     Raises:
         ConfigError: shapes or dtypes that do not fit, or "triton" on a device without Triton.
 
-    Cost: 4 B H T S K FLOPs forward and 10 backward, half of that when causal; memory B T H (K + 2 fp32) beside the
-    inputs, never T x S.
+    Cost: 4 B H T S K FLOPs forward and 10 backward, half of that when causal; beside inputs and
+        outputs B T H fp32 numbers (two of them in backward), never T x S.
     """
     _check_inputs(query_BTHK, key_BSGK, value_BSGK, document_BT)
     if backend == "reference":
@@ -685,13 +735,17 @@ def flash_attention(
         raise ConfigError(f'backend must be "triton" or "reference", got {backend!r}')
     if not query_BTHK.is_cuda and isinstance(_forward_kernel, triton.JITFunction):
         raise ConfigError(
-            f'backend="triton" needs CUDA tensors, got {query_BTHK.device}; use backend="reference", '
-            "or set TRITON_INTERPRET=1 before Python starts to run the kernels in the interpreter"
+            f'backend="triton" needs CUDA tensors, got {query_BTHK.device}; '
+            'use backend="reference", or start Python with TRITON_INTERPRET=1 for the interpreter'
         )
     if query_BTHK.shape[-1] > MAX_HEAD_SIZE:
         raise ConfigError(
             f'backend="triton" takes head sizes up to {MAX_HEAD_SIZE}, got {query_BTHK.shape[-1]}; '
             'use more heads or backend="reference"'
+        )
+    if query_BTHK.dtype not in _TRITON_DTYPES:
+        raise ConfigError(
+            f'backend="triton" takes {", ".join(map(str, _TRITON_DTYPES))}, got {query_BTHK.dtype}'
         )
     query_BTHK, key_BSGK, value_BSGK = (
         _with_unit_stride(x) for x in (query_BTHK, key_BSGK, value_BSGK)

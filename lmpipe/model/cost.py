@@ -1,11 +1,11 @@
 """What a model costs before it exists: parameters, FLOPs, bytes and seconds, in plain arithmetic.
 
-Counting by hand is chosen over tracing the model: `lmpipe plan` prices a 70B run in microseconds without torch, and
-every term can be checked on paper. The price: a change of the decoder must be made here too, which
-tests/model/test_cost.py enforces by counting the real modules.
+Counting by hand is chosen over tracing the model: `lmpipe plan` prices a 70B run in microseconds
+without torch, and every term can be checked on paper. The price: a change of the decoder must be
+made here too, which tests/model/test_cost.py enforces by counting the real modules.
 
-Conventions: a multiply-add is 2 FLOPs; backward costs twice forward; GB are 1e9 bytes; norms, softmax, RoPE and the
-embedding look-up count as free (under 1% above a width of 512).
+Conventions: a multiply-add is 2 FLOPs; backward costs twice forward; GB are 1e9 bytes; norms,
+softmax, RoPE and the embedding look-up count as free (under 1% above a width of 512).
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ class ParameterCount:
     @property
     def total(self) -> int:
         """Parameters in the checkpoint."""
-        return (
-            self.embedding + self.attention + self.feed_forward + self.norm + self.unembedding
-        )
+        return self.embedding + self.attention + self.feed_forward + self.norm + self.unembedding
 
     @property
     def non_embedding(self) -> int:
@@ -69,7 +67,7 @@ class ParameterCount:
 
     @property
     def matmul(self) -> int:
-        """Parameters that every token is multiplied by: the blocks' and the output layer's matrices."""
+        """Parameters that every token is multiplied by: the matrices of blocks and output layer."""
         output = self.embedding if self.tied else self.unembedding
         return self.attention + self.feed_forward + output
 
@@ -104,7 +102,7 @@ def matmul_flops(m: int, n: int, p: int) -> int:
 
 
 def training_flops(parameters: float, tokens: float) -> float:
-    """Return 6 N D: 2 forward and 4 backward for every parameter and token, attention scores left out."""
+    """Return 6 N D: 2 forward and 4 backward a parameter and token, attention scores left out."""
     return 6 * parameters * tokens
 
 
@@ -115,8 +113,9 @@ def forward_flops_per_token(
 
     Args:
         seq_len: `config.max_seq_len` if left out.
-        causal: count the half of the score matrix that is used. False counts all S x S of it, the convention
-            of PaLM (2022, appendix B) in which most MFU figures are published; ours for comparisons.
+        causal: count the half of the score matrix that is used. False counts all S x S of it, the
+            convention of PaLM (2022, appendix B) in which most MFU figures are published; ours for
+            comparisons.
     """
     length = config.max_seq_len if seq_len is None else seq_len
     visible = (length + 1) / 2 if causal else length
@@ -203,8 +202,9 @@ def decode_seconds(
 ) -> float:
     """Seconds of one bf16 decoding step if reading memory is all that takes time.
 
-    Each step reads every weight once and every sequence's cache once for `batch` tokens: an intensity below 1
-    FLOP per byte in attention at any batch, which is why a larger batch helps the weights' share only.
+    Each step reads every weight once and every sequence's cache once for `batch` tokens: an
+    intensity below 1 FLOP per byte in attention at any batch, which is why a larger batch helps the
+    weights' share only.
     """
     weight_bytes = 2 * count_parameters(config).total
     cache_bytes = kv_cache_bytes(config, seq_len, batch)

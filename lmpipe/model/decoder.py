@@ -4,14 +4,14 @@
     for each layer:  x = x + attention(norm(x));  x = x + feed_forward(norm(x))
     logits = norm(x) @ output.T
 
-Pre-norm keeps the residual path free of norms, so depth trains without tricks; RMSNorm is LayerNorm without mean and
-bias (the same loss, less data moved); SwiGLU and no biases as in PaLM and Llama. Modules and parameters carry the names
-of Hugging Face's Llama, so a checkpoint is a plain safetensors file (huggingface.py). Alternative not taken: wrapping
-LlamaForCausalLM itself, which saves this file and costs the kernels, the packing mask and every reader a library of
-forty files.
+Pre-norm keeps the residual path free of norms, so depth trains without tricks; RMSNorm is LayerNorm
+without mean and bias (the same loss, less data moved); SwiGLU and no biases as in PaLM and Llama.
+Modules and parameters carry the names of Hugging Face's Llama, so a checkpoint is a plain
+safetensors file (huggingface.py). Alternative not taken: wrapping LlamaForCausalLM itself, which
+saves this file and costs the kernels, the packing mask and every reader a library of forty files.
 
-There are no buffers: RoPE's angles are computed in fp32 at each forward pass (once for all layers), so nothing is lost
-when a model is built on the meta device or cast to bf16.
+There are no buffers: RoPE's angles are computed in fp32 at each forward pass (once for all layers),
+so nothing is lost when a model is built on the meta device or cast to bf16.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import math
 from typing import Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lmpipe.errors import ConfigError
 from lmpipe.kernels.flash_attention import flash_attention
@@ -35,9 +35,7 @@ Attention = Literal["auto", "triton", "reference"]
 class Cache(Protocol):
     """What the decoder asks of a KV cache; lmpipe.inference.kv_cache.KVCache is one."""
 
-    @property
-    def length_B(self) -> Tensor:
-        """Tokens that each row has read: the position of its next token."""
+    length_B: Tensor  # noqa: N815  tokens that each row has read: its next one's position
 
     def append(
         self, layer: int, key_BTGK: Tensor, value_BTGK: Tensor, positions_BT: Tensor
@@ -50,18 +48,22 @@ class Decoder(nn.Module):
 
     Args:
         config: the model's shape, vocab_size resolved.
-        attention: "triton", "reference" (torch's own), or "auto": triton for CUDA tensors, else the reference.
+        attention: "triton", "reference" (torch's own), or "auto": triton for CUDA tensors, else the
+            reference.
     """
 
     def __init__(self, config: ModelConfig, attention: Attention = "auto") -> None:
         super().__init__()
         if not config.vocab_size:
-            raise ConfigError("vocab_size=0 builds nothing; use config.with_vocab(tokenizer's size)")
+            raise ConfigError(
+                "vocab_size=0 builds nothing; use config.with_vocab(tokenizer's size)"
+            )
         if attention not in ("auto", "triton", "reference"):
             raise ConfigError(f"attention must be auto, triton or reference, got {attention!r}")
         self.config = config
         self.model = Trunk(config, attention)
-        # A tied output layer has no module: a parameter held by two modules parts in two in to_empty and ZeRO-3.
+        # A tied output layer has no module: a parameter held by two modules parts in two in
+        # to_empty and ZeRO-3.
         self.lm_head = (
             None
             if config.tied_embeddings
@@ -79,9 +81,11 @@ class Decoder(nn.Module):
         """Return the logits of each position's next token.
 
         Args:
-            document_BT: number of the document at each position of a packed row; attention never crosses documents.
-                Positions need not restart with them: RoPE depends on differences only.
-            positions_BT: position of each token, 0, 1, 2 ... (after what the cache holds) if left out.
+            document_BT: number of the document at each position of a packed row; attention never
+                crosses documents. Positions need not restart with them: RoPE depends on differences
+                only.
+            positions_BT: position of each token, 0, 1, 2 ... (after what the cache holds) if left
+                out.
             cache: keys and values of the tokens before these; this call adds its own.
         """
         return self.logits(self.model(tokens_BT, document_BT, positions_BT, cache))
@@ -91,15 +95,16 @@ class Decoder(nn.Module):
         if self.lm_head is not None:
             logits_BTV: Tensor = self.lm_head(hidden_BTD)
             return logits_BTV
-        return F.linear(hidden_BTD, self.model.embed_tokens.weight)
+        return functional.linear(hidden_BTD, self.model.embed_tokens.weight)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Decoder:
-        """Draw all weights from `seed`: the same on every device, world size and order of construction.
+        """Draw all weights from `seed`: the same on every device and for every world size.
 
-        Each parameter has a generator of its own, seeded by its name, on the CPU in fp32. Matrices are normal with
-        deviation 1/sqrt(fan in), cut at three deviations, so that activations keep their scale at any width; the
-        matrices that write to the residual stream are smaller by sqrt(2 L), since 2 L of them add up (GPT-2).
+        Each parameter has a generator of its own, seeded by its name, on the CPU in fp32. Matrices
+        are normal with deviation 1/sqrt(fan in), cut at three deviations, so that activations keep
+        their scale at any width; the matrices that write to the residual stream are smaller by
+        sqrt(2 L), since 2 L of them add up (GPT-2).
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
@@ -173,8 +178,8 @@ class Block(nn.Module):
         """Return the residual stream after this layer."""
         normed_BTD = self.input_layernorm(x_BTD)
         x_BTD = x_BTD + self.self_attn(normed_BTD, rotation, document_BT, positions_BT, cache)
-        x_BTD = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
-        return x_BTD
+        fed_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD))
+        return x_BTD + fed_BTD
 
 
 class SelfAttention(nn.Module):
@@ -211,8 +216,12 @@ class SelfAttention(nn.Module):
             if backend == "auto":
                 backend = "triton" if x_BTD.is_cuda else "reference"
             out_BTHK = flash_attention(
-                query_BTHK, key_BTGK, value_BTGK,
-                causal=True, document_BT=document_BT, backend=backend,
+                query_BTHK,
+                key_BTGK,
+                value_BTGK,
+                causal=True,
+                document_BT=document_BT,
+                backend=backend,
             )
         out_BTD: Tensor = self.o_proj(out_BTHK.flatten(-2))
         return out_BTD
@@ -229,7 +238,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Transform each position by itself."""
-        hidden_BTF = F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
+        hidden_BTF = functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
         out_BTD: Tensor = self.down_proj(hidden_BTF)
         return out_BTD
 
@@ -244,7 +253,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Scale each position to unit root mean square."""
-        return F.rms_norm(x_BTD, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x_BTD, self.weight.shape, self.weight, self.eps)
 
 
 def rope(
@@ -252,8 +261,8 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of RoPE's angles, each (B, T, 1, K/2).
 
-    Pair i of a head turns by position * base^(-2i/K). Angles are taken in fp32: bf16 holds integers exactly up to 256
-    only, so positions beyond would fall together.
+    Pair i of a head turns by position * base^(-2i/K). Angles are taken in fp32: bf16 holds integers
+    exactly up to 256 only, so positions beyond would fall together.
 
     Source: Su et al., RoFormer (2021), section 3.2.2.
     """
@@ -279,20 +288,27 @@ def rotate(x_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def attend_to_cache(
     query_BTHK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, positions_BT: Tensor
 ) -> Tensor:
-    """Attend to a cache in which slot s holds position s: a query sees the slots up to its own position.
+    """Attend to a cache whose slot s holds position s: a query sees slots up to its position.
 
-    The query heads that share a key head become rows of one product, so the cache, which is what decoding waits for, is
-    read once per key head and never expanded.
+    The query heads that share a key head become rows of one product, so the cache, which is what
+    decoding waits for, is read once per key head and never expanded.
     """
     num_rows, num_tokens, _, head_size = query_BTHK.shape
     num_groups, num_slots = key_BGSK.shape[1:3]
-    query_BGRK = query_BTHK.unflatten(2, (num_groups, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    group_size = query_BTHK.shape[2] // num_groups
+    query_BGRK = (
+        query_BTHK.reshape(num_rows, num_tokens, num_groups, group_size, head_size)
+        .permute(0, 2, 3, 1, 4)
+        .flatten(2, 3)
+    )
     slot_S = torch.arange(num_slots, device=query_BTHK.device)
     visible_BTS = slot_S <= positions_BT[..., None]
-    group_size = query_BGRK.shape[2] // num_tokens
     visible_B1RS = visible_BTS.repeat(1, group_size, 1)[:, None]
-    out_BGRK = F.scaled_dot_product_attention(
+    out_BGRK = functional.scaled_dot_product_attention(
         query_BGRK, key_BGSK, value_BGSK, attn_mask=visible_B1RS
     )
-    out_BGHTK = out_BGRK.unflatten(2, (group_size, num_tokens))
-    return out_BGHTK.permute(0, 3, 1, 2, 4).reshape(num_rows, num_tokens, -1, head_size)
+    return (
+        out_BGRK.reshape(num_rows, num_groups, group_size, num_tokens, head_size)
+        .permute(0, 3, 1, 2, 4)
+        .flatten(2, 3)
+    )

@@ -1,8 +1,9 @@
-"""Read and write models in Hugging Face's layout: model.safetensors and config.json of a LlamaForCausalLM.
+"""Read and write models in Hugging Face's layout: a LlamaForCausalLM's safetensors and config.
 
-The layout everyone opens is also our own: one format fewer, and every checkpoint of a run loads in transformers, vLLM
-or llama.cpp without an export. transformers itself is not needed here. What our decoder cannot express (biases, RoPE
-scaling, other activations) is refused by name, never ignored: such a model would load and be wrong.
+The layout everyone opens is also our own: one format fewer, and every checkpoint of a run loads in
+transformers, vLLM or llama.cpp without an export. transformers itself is not needed here. What our
+decoder cannot express (biases, RoPE scaling, other activations) is refused by name, never ignored:
+such a model would load and be wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def save_weights(
     *,
     eos_token_id: int | None = None,
 ) -> None:
-    """Write weights gathered elsewhere (a sharded engine's, say) under the decoder's parameter names."""
+    """Write weights gathered elsewhere (a sharded engine's, say) under the decoder's names."""
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     save_file(on_cpu, folder / WEIGHTS, metadata={"format": "pt"})
@@ -55,7 +56,8 @@ def load_model(
     """Read a Llama checkpoint, ours or another's, in one or several safetensors files.
 
     Raises:
-        InputError: a file is missing, a weight is missing or left over, or the architecture is not the decoder's.
+        InputError: a file is missing, a weight is missing or left over, or the architecture is not
+            the decoder's.
     """
     config = load_config(folder)
     weights = {name: w.to(device, dtype) for name, w in _read_weights(folder).items()}

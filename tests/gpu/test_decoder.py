@@ -1,8 +1,8 @@
-"""The decoder on a GPU: Triton attention against torch's, compiled against eager, cached against uncached."""
+"""The decoder on a GPU: Triton attention, compilation and the cache, against plain torch."""
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from lmpipe.inference.generate import generate
 from lmpipe.model.config import ModelConfig
@@ -24,7 +24,7 @@ def build(attention: Attention, dtype: torch.dtype = torch.float32) -> Decoder:
 def loss_and_gradients(model, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     tokens_BT, document_BT = TOKENS_BT.cuda(), DOCUMENT_BT.cuda()
     logits_BTV = model(tokens_BT, document_BT=document_BT).float()
-    loss = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), tokens_BT[:, 1:].flatten())
+    loss = functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), tokens_BT[:, 1:].flatten())
     return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 
 
@@ -39,7 +39,9 @@ def test_triton_attention_in_bf16_is_as_near_to_fp32_as_torchs() -> None:
 
     def distance(attention: Attention) -> float:
         low = loss_and_gradients(build(attention, torch.bfloat16))
-        return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(low, exact, strict=True))
+        return max(
+            float((a.float() - b).norm() / b.norm()) for a, b in zip(low, exact, strict=True)
+        )
 
     assert distance("triton") < 1.5 * distance("reference")
 

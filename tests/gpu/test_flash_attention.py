@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: accuracy in every corner, and their speed beside torch's own.
+"""The Triton kernels on a real device: accuracy in every corner, and speed beside torch's own.
 
 Run with `pytest tests/gpu/test_flash_attention.py -s`; the throughput lines go to LOG.md.
 """
@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmpipe.kernels.flash_attention import attention_reference, flash_attention
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def assert_accurate(case: Case, batch: int = 2) -> None:
-    """Hold a case to at most 2 (out) and 3 (gradients) times plain torch's error against float64."""
+    """Hold a case to 2 (out) and 3 (gradients) times plain torch's error against float64."""
     error = errors(case, "cuda", batch)
     assert within_tolerance(error, case.dtype), error
 
@@ -78,7 +78,9 @@ def test_the_same_bits_twice() -> None:
     def run() -> list[torch.Tensor]:
         generator = torch.Generator("cuda").manual_seed(0)
         q, k, v = (
-            torch.randn(2, 777, heads, 128, generator=generator, device="cuda").bfloat16().requires_grad_()
+            torch.randn(2, 777, heads, 128, generator=generator, device="cuda")
+            .bfloat16()
+            .requires_grad_()
             for heads in (8, 2, 2)
         )
         out = flash_attention(q, k, v, causal=True, backend="triton")
@@ -91,12 +93,15 @@ def test_torch_accepts_the_operator_and_compiles_through_it() -> None:
     def inputs() -> list[torch.Tensor]:
         generator = torch.Generator("cuda").manual_seed(0)
         return [
-            torch.randn(2, 100, heads, 64, generator=generator, device="cuda").half().requires_grad_()
+            torch.randn(2, 100, heads, 64, generator=generator, device="cuda")
+            .half()
+            .requires_grad_()
             for heads in (4, 2, 2)
         ]
 
     torch.library.opcheck(
-        torch.ops.lmpipe.flash_attention, (*inputs(), None, True),
+        torch.ops.lmpipe.flash_attention,
+        (*inputs(), None, True),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
 
@@ -152,7 +157,9 @@ def test_prints_throughput_beside_torch_and_is_no_slower_than_its_flash_attentio
 
         def sdpa(query, key, value):
             heads_first = (x.transpose(1, 2) for x in (query, key, value))
-            return F.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+            return functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(
+                1, 2
+            )
 
         def ours(query, key, value):
             return flash_attention(query, key, value, causal=True, backend="triton")
@@ -163,7 +170,10 @@ def test_prints_throughput_beside_torch_and_is_no_slower_than_its_flash_attentio
         )
         inputs = [x.requires_grad_() for x in (query, key, value)]
         rates = {"lmpipe": throughput(ours, inputs, grad_out, flops)}
-        for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+        for name, backend in (
+            ("flash", SDPBackend.FLASH_ATTENTION),
+            ("cudnn", SDPBackend.CUDNN_ATTENTION),
+        ):
             with sdpa_kernel(backend):
                 rates[name] = throughput(sdpa, inputs, grad_out, flops)
         line = "  ".join(f"{name} {fwd:.0f}/{bwd:.0f}" for name, (fwd, bwd) in rates.items())

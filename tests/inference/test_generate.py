@@ -76,7 +76,7 @@ def test_rows_end_with_their_stop_token_and_the_rest_go_on_undisturbed(model: De
         assert cut.tokens == whole.tokens[:length]
         assert cut.logprobs == pytest.approx(whole.logprobs[:length], abs=1e-4)
         assert cut.finished == bool(ends)
-    assert 0 < sum(c.finished for c in stopped)
+    assert sum(c.finished for c in stopped) > 0
     assert len({len(c.tokens) for c in stopped}) > 5  # so the batch was compacted on the way
 
 
@@ -85,7 +85,12 @@ def test_log_probabilities_are_those_a_trainer_recomputes(
     model: Decoder, truncation: dict[str, float]
 ) -> None:
     rows = generate(
-        model, PROMPTS, max_new_tokens=8, temperature=0.7, num_samples=2, **truncation  # type: ignore[arg-type]
+        model,
+        PROMPTS,
+        max_new_tokens=8,
+        temperature=0.7,
+        num_samples=2,
+        **truncation,  # type: ignore[arg-type]
     )
     for row in rows:
         prompt = PROMPTS[row.prompt]

@@ -40,7 +40,9 @@ def test_what_lies_beyond_a_rows_length_is_never_seen(model: Decoder) -> None:
     cache.reserve(1)
     next_BV = model(TOKENS_BT[:, :1], cache=cache)[:, 0]
     for row, length in enumerate(length_B.tolist()):
-        alone_1T = torch.cat([TOKENS_BT[row : row + 1, :length], TOKENS_BT[row : row + 1, :1]], dim=1)
+        alone_1T = torch.cat(
+            [TOKENS_BT[row : row + 1, :length], TOKENS_BT[row : row + 1, :1]], dim=1
+        )
         torch.testing.assert_close(next_BV[row], model(alone_1T)[0, -1], rtol=0, atol=1e-5)
 
 

@@ -1,6 +1,7 @@
-"""Runs attention cases in Triton's interpreter and prints their errors as JSON: the worker of test_flash_attention.py.
+"""Attention cases and their errors; run as a program, it prints them as JSON.
 
-A process of its own, because TRITON_INTERPRET is read when the kernels are defined, once per process.
+A process of its own, because TRITON_INTERPRET is read when the kernels are defined, once per
+process.
 """
 
 import json
@@ -63,7 +64,7 @@ def with_gradients(attend, inputs, case, document_BT, dtype=None):
 
 
 def errors(case: Case, device: str = "cpu", batch: int = 2) -> dict[str, list[float]]:
-    """Largest errors of out, dQ, dK, dV against float64: ours, plain torch's in the same dtype, and the scale."""
+    """Largest errors of out, dQ, dK, dV against float64, plain torch's, and the largest entries."""
     inputs, document_BT = make_inputs(case, device, batch), make_documents(case, device, batch)
 
     def triton_attention(*args, **kwargs):
@@ -75,18 +76,23 @@ def errors(case: Case, device: str = "cpu", batch: int = 2) -> dict[str, list[fl
     assert all(x.dtype == inputs[0].dtype for x in ours)
 
     def distance(results):
-        return [float((x.double() - y).abs().nan_to_num(1e9).max()) for x, y in zip(results, exact, strict=True)]
+        return [
+            float((x.double() - y).abs().nan_to_num(1e9).max())
+            for x, y in zip(results, exact, strict=True)
+        ]
 
     return {
-        "ours": distance(ours), "plain": distance(plain), "scale": [float(y.abs().max()) for y in exact],
+        "ours": distance(ours),
+        "plain": distance(plain),
+        "scale": [float(y.abs().max()) for y in exact],
     }
 
 
 def within_tolerance(error: dict[str, list[float]], dtype: str) -> bool:
     """Whether we err at most 2 (out) and 3 (gradients) times what plain torch does in that dtype.
 
-    Plain torch can be exact by luck (a single key has no gradient in Q and K), so the unit is at least the rounding
-    of the largest entry.
+    Plain torch can be exact by luck (a single key has no gradient in Q and K), so the unit is at
+    least the rounding of the largest entry.
     """
     rounding = torch.finfo(getattr(torch, dtype)).eps / 2 * max(error["scale"])
     limits = [

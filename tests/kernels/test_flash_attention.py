@@ -1,4 +1,4 @@
-"""The Triton kernels in the interpreter, on the CPU; tests/gpu/test_flash_attention.py has the larger half.
+"""The Triton kernels in the interpreter, on the CPU; tests/gpu has the larger half.
 
 fp32 and fp16 only: the interpreter's bf16 products are wrong.
 """
@@ -50,7 +50,10 @@ def errors() -> dict[str, dict[str, list[float]]]:
         [sys.executable, str(worker)],
         input=json.dumps([asdict(case) for case in CASES.values()]),
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=170,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, json.loads(done.stdout), strict=True))
@@ -76,7 +79,10 @@ def test_the_torch_backend_agrees_with_the_formula(name: str) -> None:
 def test_a_query_that_sees_nothing_gives_zero_and_no_nan() -> None:
     query_BTHK = torch.randn(1, 4, 1, 16, requires_grad=True)
     key_BSGK = torch.randn(1, 2, 1, 16)
-    for attend in (attention_reference, lambda *a, **k: flash_attention(*a, **k, backend="reference")):
+    for attend in (
+        attention_reference,
+        lambda *a, **k: flash_attention(*a, **k, backend="reference"),
+    ):
         out_BTHK = attend(query_BTHK, key_BSGK, key_BSGK, causal=True)
         assert (out_BTHK[:, :2] == 0).all() and (out_BTHK[:, 2:] != 0).all()
         (grad_BTHK,) = torch.autograd.grad(out_BTHK.sum(), query_BTHK)

@@ -17,7 +17,9 @@ def test_feed_forward_is_eight_thirds_of_the_width_rounded_up_to_64() -> None:
 
 
 @given(st.integers(1, 16), st.integers(1, 16), st.integers(16, 256))
-def test_builds_exactly_the_shapes_that_attention_can_use(heads: int, groups: int, width: int) -> None:
+def test_builds_exactly_the_shapes_that_attention_can_use(
+    heads: int, groups: int, width: int
+) -> None:
     possible = heads % groups == 0 and width % (2 * heads) == 0
     try:
         config = ModelConfig(d_model=width, num_heads=heads, num_kv_heads=groups)
@@ -38,9 +40,7 @@ def test_builds_exactly_the_shapes_that_attention_can_use(heads: int, groups: in
         ({"layers": 3}, "layers"),
     ],
 )
-def test_refuses_an_impossible_model_with_the_remedy(
-    fields: dict[str, int], message: str
-) -> None:
+def test_refuses_an_impossible_model_with_the_remedy(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig(**fields)
 

@@ -26,8 +26,15 @@ def test_counts_what_llama_2_publishes() -> None:
 def test_counts_the_parameters_of_the_real_decoder_by_group(tied: bool) -> None:
     from lmpipe.model.decoder import Decoder
 
-    config = ModelConfig(vocab_size=512, num_layers=3, d_model=96, num_heads=6, num_kv_heads=3,
-                         d_ff=128, tied_embeddings=tied)
+    config = ModelConfig(
+        vocab_size=512,
+        num_layers=3,
+        d_model=96,
+        num_heads=6,
+        num_kv_heads=3,
+        d_ff=128,
+        tied_embeddings=tied,
+    )
     count = cost.count_parameters(config)
     sizes = {name: p.numel() for name, p in Decoder(config).named_parameters()}
     assert sum(sizes.values()) == count.total

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
@@ -11,6 +11,7 @@ from lmpipe.model.decoder import Decoder, RMSNorm, rope, rotate
 SMALL = ModelConfig(
     vocab_size=97, num_layers=2, d_model=48, num_heads=6, num_kv_heads=2, d_ff=64, max_seq_len=64
 )
+TOKENS_BT = torch.randint(0, 97, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
@@ -18,40 +19,33 @@ def model() -> Decoder:
     return Decoder(SMALL).initialise(0)
 
 
-@pytest.fixture
-def tokens_BT() -> torch.Tensor:
-    return torch.randint(0, 97, (2, 24), generator=torch.Generator().manual_seed(0))
-
-
-def test_no_logit_depends_on_a_later_token(model: Decoder, tokens_BT: torch.Tensor) -> None:
-    changed_BT = tokens_BT.clone()
+def test_no_logit_depends_on_a_later_token(model: Decoder) -> None:
+    changed_BT = TOKENS_BT.clone()
     changed_BT[:, 10:] = (changed_BT[:, 10:] + 1) % 97
-    before, after = model(tokens_BT), model(changed_BT)
+    before, after = model(TOKENS_BT), model(changed_BT)
     torch.testing.assert_close(before[:, :10], after[:, :10], rtol=0, atol=1e-6)
     assert (before[:, 10:] - after[:, 10:]).abs().max() > 1e-2
 
 
-def test_packed_documents_read_as_if_alone(model: Decoder, tokens_BT: torch.Tensor) -> None:
+def test_packed_documents_read_as_if_alone(model: Decoder) -> None:
     document_BT = torch.tensor([[0] * 9 + [1] * 15, [5] * 20 + [2] * 4])
-    packed_BTV = model(tokens_BT, document_BT=document_BT)
+    packed_BTV = model(TOKENS_BT, document_BT=document_BT)
     for row, cut in ((0, 9), (1, 20)):
-        first, second = tokens_BT[row : row + 1, :cut], tokens_BT[row : row + 1, cut:]
+        first, second = TOKENS_BT[row : row + 1, :cut], TOKENS_BT[row : row + 1, cut:]
         alone_TV = torch.cat([model(first), model(second)], dim=1)[0]
         torch.testing.assert_close(packed_BTV[row], alone_TV, rtol=0, atol=1e-5)
-    assert (packed_BTV - model(tokens_BT)).abs().max() > 1e-2  # the mask is what did it
+    assert (packed_BTV - model(TOKENS_BT)).abs().max() > 1e-2  # the mask is what did it
 
 
-def test_loss_of_packed_documents_is_the_sum_of_their_losses(
-    model: Decoder, tokens_BT: torch.Tensor
-) -> None:
+def test_loss_of_packed_documents_is_the_sum_of_their_losses(model: Decoder) -> None:
     def loss(tokens: torch.Tensor, document: torch.Tensor | None = None) -> torch.Tensor:
         logits_TV = model(tokens, document_BT=document)[0, :-1]
         target_T = tokens[0, 1:].clone()
         if document is not None:
             target_T[document[0, 1:] != document[0, :-1]] = -100
-        return F.cross_entropy(logits_TV, target_T, reduction="sum")
+        return functional.cross_entropy(logits_TV, target_T, reduction="sum")
 
-    row_BT, document_BT = tokens_BT[:1], torch.tensor([[0] * 11 + [1] * 13])
+    row_BT, document_BT = TOKENS_BT[:1], torch.tensor([[0] * 11 + [1] * 13])
     apart = loss(row_BT[:, :11]) + loss(row_BT[:, 11:])
     torch.testing.assert_close(loss(row_BT, document_BT), apart, rtol=1e-5, atol=0)
     assert abs(loss(row_BT) - apart) > 1
@@ -61,7 +55,10 @@ def test_attention_scores_depend_on_distance_alone() -> None:
     query_11K, key_11K = torch.randn(2, 1, 1, 1, 32, generator=torch.Generator().manual_seed(0))
 
     def score(query_position: int, key_position: int) -> float:
-        at = [rope(torch.tensor([[p]]), 32, 1e4, torch.float32) for p in (query_position, key_position)]
+        at = [
+            rope(torch.tensor([[p]]), 32, 1e4, torch.float32)
+            for p in (query_position, key_position)
+        ]
         return float((rotate(query_11K, at[0]) * rotate(key_11K, at[1])).sum())
 
     assert score(5, 2) == pytest.approx(score(1005, 1002), abs=1e-4)
@@ -113,8 +110,10 @@ def test_initial_matrices_are_cut_normals_of_deviation_one_over_root_fan_in(mode
     assert down.std() * math.sqrt(64 * 2 * 2) == pytest.approx(0.98, abs=0.03)
 
 
-def test_starts_near_the_loss_of_a_uniform_guess(model: Decoder, tokens_BT: torch.Tensor) -> None:
-    loss = F.cross_entropy(model(tokens_BT)[:, :-1].flatten(0, 1), tokens_BT[:, 1:].flatten())
+def test_starts_near_the_loss_of_a_uniform_guess(model: Decoder) -> None:
+    loss = functional.cross_entropy(
+        model(TOKENS_BT)[:, :-1].flatten(0, 1), TOKENS_BT[:, 1:].flatten()
+    )
     assert loss.item() == pytest.approx(math.log(97), abs=0.7)
 
 
@@ -127,20 +126,23 @@ def test_learns_to_copy_within_a_hundred_steps() -> None:
         half_BT = torch.randint(0, 16, (32, 8), generator=generator)
         tokens_BT = torch.cat([half_BT, half_BT], dim=1)
         logits_BTV = model(tokens_BT)[:, 8:-1]  # the second half is known from the first
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 9:].flatten())
+        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 9:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     assert loss < 0.5 < math.log(16)
 
 
-def test_compiles_whole_and_once_for_any_content(model: Decoder, tokens_BT: torch.Tensor) -> None:
+def test_compiles_whole_and_once_for_any_content(model: Decoder) -> None:
     document_BT = (torch.arange(24) >= 7).long().expand(2, -1)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for shift in range(2):
-        tokens = (tokens_BT + shift) % 97
-        expected, got = model(tokens, document_BT=document_BT), compiled(tokens, document_BT=document_BT)
+        tokens = (TOKENS_BT + shift) % 97
+        expected, got = (
+            model(tokens, document_BT=document_BT),
+            compiled(tokens, document_BT=document_BT),
+        )
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     got.square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -153,8 +155,6 @@ def test_refuses_what_it_cannot_build() -> None:
         Decoder(SMALL, attention="flash")  # type: ignore[arg-type]
 
 
-def test_asking_for_triton_on_the_cpu_raises_instead_of_falling_back(
-    tokens_BT: torch.Tensor,
-) -> None:
+def test_asking_for_triton_on_the_cpu_raises_instead_of_falling_back() -> None:
     with pytest.raises(ConfigError, match="needs CUDA tensors"):
-        Decoder(SMALL, attention="triton").initialise(0)(tokens_BT)
+        Decoder(SMALL, attention="triton").initialise(0)(TOKENS_BT)

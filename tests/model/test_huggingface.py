@@ -10,8 +10,15 @@ from lmpipe.model.decoder import Decoder
 from lmpipe.model.huggingface import load_config, load_model, save_model
 
 CONFIG = ModelConfig(
-    vocab_size=101, num_layers=3, d_model=64, num_heads=8, num_kv_heads=2, d_ff=96, max_seq_len=128,
-    rope_base=50_000.0, norm_eps=1e-6,
+    vocab_size=101,
+    num_layers=3,
+    d_model=64,
+    num_heads=8,
+    num_kv_heads=2,
+    d_ff=96,
+    max_seq_len=128,
+    rope_base=50_000.0,
+    norm_eps=1e-6,
 )
 TOKENS_BT = torch.randint(0, 101, (2, 60), generator=torch.Generator().manual_seed(0))
 
@@ -26,9 +33,7 @@ def test_transformers_computes_the_same_logits_from_our_file(tmp_path: Path, tie
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert theirs.config.eos_token_id == 7
     with torch.no_grad():
-        torch.testing.assert_close(
-            theirs(TOKENS_BT).logits, model(TOKENS_BT), rtol=0, atol=1e-4
-        )
+        torch.testing.assert_close(theirs(TOKENS_BT).logits, model(TOKENS_BT), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -38,18 +43,22 @@ def test_we_compute_the_same_logits_from_their_file(tmp_path: Path, tied: bool) 
     torch.manual_seed(0)
     theirs = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=101, num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
-            num_key_value_heads=2, intermediate_size=80, max_position_embeddings=128,
-            rope_parameters={"rope_type": "default", "rope_theta": 30_000.0}, tie_word_embeddings=tied,
+            vocab_size=101,
+            num_hidden_layers=2,
+            hidden_size=64,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=80,
+            max_position_embeddings=128,
+            rope_parameters={"rope_type": "default", "rope_theta": 30_000.0},
+            tie_word_embeddings=tied,
         )
     )
     theirs.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
     assert ours.config.rope_base == 30_000
     with torch.no_grad():
-        torch.testing.assert_close(
-            ours(TOKENS_BT), theirs(TOKENS_BT).logits, rtol=0, atol=1e-4
-        )
+        torch.testing.assert_close(ours(TOKENS_BT), theirs(TOKENS_BT).logits, rtol=0, atol=1e-4)
 
 
 def test_reads_a_checkpoint_in_several_files(tmp_path: Path) -> None:
