@@ -7,6 +7,7 @@ dead rank ends the job, and the stage resumes from its newest checkpoint.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import queue
@@ -181,7 +182,16 @@ def rank_environment(
     env.setdefault("DS_IGNORE_CUDA_DETECTION", "1")
     if device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
+    if env.get("PYTHONDONTWRITEBYTECODE") and not _has_bytecode("torch"):
+        # 19 s of CPU a rank to compile the sources of torch and DeepSpeed, 3 s to load bytecode
+        del env["PYTHONDONTWRITEBYTECODE"]
+        env.setdefault("PYTHONPYCACHEPREFIX", str(cache / "bytecode"))
     return env
+
+
+def _has_bytecode(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.cached is not None and Path(spec.cached).exists()
 
 
 def _start_rank(

@@ -79,10 +79,9 @@ def check_stages(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
         resumed = run_steps(engine, 2)
         engine.save(folder / "2", {"next": 12})
         engine = new_engine(stage, context)
-        position = engine.load(folder / "2")
+        data = engine.load(folder / "2").data
         resumed += run_steps(engine, 2)
         engine.save(folder / "4")
-        data = position.data
         engine = new_engine(stage, context)
         engine.load(folder / "4")
         resumed += run_steps(engine, 2)
