@@ -162,7 +162,11 @@ class TrainingEngine:
         self.module: torch.nn.Module = self.deepspeed.module
         _restore_buffers(self.module, buffers, device)
         if self.zero_stage in (1, 2):
-            self._optimizer.check_grad_overflow = True  # left off in fp32: inf would enter the moments
+            self._optimizer.check_grad_overflow = (
+                True  # left off in fp32: inf would enter the moments
+            )
+        if self.zero_stage == 3:
+            _register_shared_parameters(self.module)
         checkpoint_state.create_moments(self)
         if self.is_bf16:
             checkpoint_state.set_masters(self, masters)
@@ -317,3 +321,13 @@ def _restore_buffers(
     for name, value in buffers.items():
         owner, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(owner), leaf, value.to(device))
+
+
+def _register_shared_parameters(module: torch.nn.Module) -> None:
+    """Tell ZeRO-3 that a tied output layer reads the embedding's weight outside of its module."""
+    from deepspeed import zero
+
+    from lmpipe.model.decoder import Decoder
+
+    if isinstance(module, Decoder) and module.lm_head is None:
+        zero.register_external_parameter(module, module.model.embed_tokens.weight)

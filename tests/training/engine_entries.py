@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from lmpipe.errors import TrainingError
+
 from lmpipe.runtime import Runtime
 from lmpipe.training.checkpoint_state import hash_tensors
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmpipe.errors import ConfigError, TrainingError
+
 from lmpipe.training.rank import RankContext
 
 

@@ -11,7 +11,7 @@ from lmpipe.training.launch import run_ranks
 from lmpipe.training.optimizer import parameter_groups
 from tests.training.engine_entries import SCHEDULE, SETTINGS
 from tests.training.test_launch import ENTRIES, Recorder
-from tests.training.tiny import SEQUENCES_PER_STEP, TinyModel, loss_sum, sequences
+from tests.training.tiny import SEQUENCES_PER_STEP, TinyModel, sequences
 
 ENGINE = ENTRIES.replace("rank_entries", "engine_entries")
 STAGES = [0, 1, 2, 3]
@@ -100,9 +100,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_training_goes_on_after_a_skip_as_if_it_had_not_been(
-    two_ranks: dict[str, Any], stage: int
-):
+def test_training_goes_on_after_a_skip_as_if_it_had_not_been(two_ranks: dict[str, Any], stage: int):
     skip = two_ranks[str(stage)]["skip"]
     assert skip["position"]["skipped"] == 2
     assert skip["position"]["updates"] == 1

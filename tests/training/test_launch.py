@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-
 from lmpipe.errors import ConfigError, TrainingError
+
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import parse_hostfile, resolve_num_ranks, run_ranks
 
