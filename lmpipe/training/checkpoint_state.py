@@ -3,9 +3,9 @@
     master.safetensors, exp_avg.safetensors, exp_avg_sq.safetensors
     training.json    position, schedule, optimizer, random state, hash of the masters
 
-No world size, ZeRO stage or partition is in it, so any number of ranks can go on from it. DeepSpeed's
-universal format, the alternative, needs a conversion run and refuses to grow the world at stage 3.
-The price: rank 0 holds one full copy of the masters and of each moment in CPU memory while it writes.
+No world size, ZeRO stage or partition is in it, so any number of ranks can go on from it.
+DeepSpeed's universal format, the alternative, needs a conversion run and refuses to grow the world
+at stage 3. The price: rank 0 holds a full copy of one kind at a time in CPU memory while it writes.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """Batches for training: which rank reads which sequence at which step.
 
-Step s trains on the run's sequences s·B … s·B+B-1, whatever the number of ranks; the n-th sequence is a
-function of (seed, n) alone. So a run may be resumed on another number of ranks and sees the same
-data, and the sequences of any step can be named afterwards without a log.
+Step s trains on the run's sequences s·B … s·B+B-1, whatever the number of ranks; the n-th sequence
+is a function of (seed, n) alone. So a run may be resumed on another number of ranks and sees the
+same data, and the sequences of any step can be named afterwards without a log.
 """
 
 from dataclasses import dataclass

@@ -4,14 +4,14 @@
     for micro_batch in micro_batches:                  # the same number on every rank
         engine.accumulate(loss_sum, last=…)            # a sum over tokens, not a mean
     result = engine.step()
-    engine.save(folder, position) / engine.load(folder)
+    engine.save(folder, data) / engine.load(folder)
 
-Losses come as *sums* over tokens and are divided once, by the step's number of tokens over all ranks
-and micro-batches. Dividing by means of means, the usual way, weighs a token by the length of the
+Losses come as *sums* over tokens and are divided once, by the step's number of tokens over all
+ranks and micro-batches. A mean of means, the usual way, weighs a token by the length of the
 micro-batch it sits in, and the same data then give other gradients on another number of ranks.
 
-DeepSpeed is chosen over FSDP for its four stages behind one switch. The price: two seconds of import,
-and a gradient path that has to be told about accumulation and non-finite steps, which is done here.
+DeepSpeed is chosen over FSDP for its four stages behind one switch. The price: two seconds of
+import, and a gradient path that has to be told about accumulation and non-finite steps, here.
 """
 
 import math
@@ -70,8 +70,8 @@ class Position:
 def join_ranks(device: str) -> torch.device:
     """Enter the process group that run_ranks prepared, or one of a single rank; return the device.
 
-    Safe to call again. DeepSpeed's shared-memory all-reduce is left out on CPU: it is compiled at the
-    first use, which takes minutes.
+    Safe to call again. DeepSpeed's shared-memory all-reduce is left out on CPU: it is compiled at
+    the first use, which takes minutes.
     """
     os.environ.setdefault("DS_ACCELERATOR", device)
     os.environ.setdefault("DS_BUILD_OPS", "0")
@@ -191,8 +191,8 @@ class TrainingEngine:
         self._total_weight = self.sum_over_ranks(weight)
         if self._total_weight <= 0:
             raise TrainingError(
-                f"step {self.position.steps} has no target token on any rank; look for records whose "
-                "loss mask is empty"
+                f"step {self.position.steps} has no target token on any rank; look for records "
+                "whose loss mask is empty"
             )
         self._loss_sum.zero_()
         return self._total_weight
@@ -251,8 +251,9 @@ class TrainingEngine:
         position.skipped_in_a_row += 1
         if position.skipped_in_a_row > self.settings.max_skipped_in_a_row:
             raise TrainingError(
-                f"{position.skipped_in_a_row} steps in a row had gradients that are not finite (the "
-                f"last one is step {position.steps - 1}); lower the learning rate or look at the data"
+                f"{position.skipped_in_a_row} steps in a row had gradients that are not finite "
+                f"(the last one is step {position.steps - 1}); lower the learning rate or look at "
+                "the data"
             )
 
     def sum_over_ranks(self, value: float) -> float:
@@ -268,7 +269,7 @@ class TrainingEngine:
         return int(tensor)
 
     def full_weights(self) -> dict[str, torch.Tensor]:
-        """Return the fp32 master weights by name on rank 0's CPU; {} elsewhere. All ranks call it."""
+        """Return the fp32 masters by name on rank 0's CPU; {} elsewhere. All ranks call it."""
         return checkpoint_state.gather(self, "master")
 
     def save(self, folder: Path, data: dict[str, Any] | None = None) -> None:

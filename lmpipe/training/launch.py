@@ -36,7 +36,7 @@ _STDERR_LINES_KEPT = 20
 
 
 class _Terminated(BaseException):
-    """SIGTERM reached the stage's process; like KeyboardInterrupt, no `except Exception`'s business."""
+    """SIGTERM reached the stage's process; like KeyboardInterrupt, not for `except Exception`."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The pretraining loop, inside one rank. Callable many times in a process: a sweep pays one start."""
+"""The pretraining loop, inside one rank; may be called many times, so a sweep pays one start."""
 
 import json
 import math
@@ -137,8 +137,8 @@ def _train_step(run: TrainingRun, batches: GlobalBatches, context: RankContext) 
     if result.skipped:
         numbers = batches.numbers(step)
         context.log(
-            f"step {step} skipped: gradients are not finite ({engine.position.skipped} so far); its "
-            f"sequences are {numbers[:8]}{'…' if len(numbers) > 8 else ''}",
+            f"step {step} skipped: gradients are not finite ({engine.position.skipped} so far); "
+            f"its sequences are {numbers[:8]}{'…' if len(numbers) > 8 else ''}",
             "warning",
         )
     return {
@@ -156,7 +156,7 @@ def _train_step(run: TrainingRun, batches: GlobalBatches, context: RankContext) 
 def language_model_loss(
     model: Callable[..., torch.Tensor], batch: MicroBatch, z_loss: float = 0.0
 ) -> torch.Tensor:
-    """Return the sum of next-token losses of a micro-batch, in nats; with z_loss, log(Z)^2 on top."""
+    """Return the sum of a micro-batch's next-token losses in nats, plus z_loss times log(Z)^2."""
     logits_BTV = model(batch.token_BT, document_BT=batch.document_BT)
     logits_NV, target_N = logits_BTV.float().flatten(0, 1), batch.target_BT.flatten()
     loss_sum = torch.nn.functional.cross_entropy(
@@ -216,8 +216,8 @@ def _resume(run: TrainingRun, batches: GlobalBatches, folder: Path) -> None:
     expected = _next_batch(run, batches)
     if position.data != expected:
         raise TrainingError(
-            f"{folder} would go on with other data than it was saved for: saved {position.data}, now "
-            f"{expected}; the shards, the seed or the batch size are not those of the saved run"
+            f"{folder} would go on with other data than it was saved for: saved {position.data}, "
+            f"now {expected}; shards, seed or batch size are not those of the saved run"
         )
     run.curve.extend(json.loads((folder / "curve.json").read_text()))
 
@@ -259,8 +259,8 @@ def automatic_micro_batch_size(
 ) -> int:
     """Choose the rows of a forward pass: this rank's share of a step, or what memory holds of it.
 
-    Per token: logits and their gradient in fp32 and bf16, and about 34 bytes per layer and feature of
-    activations (Korthikanti et al., 2022, section 4, without the scores, which are not kept).
+    Per token: logits and their gradient in fp32 and bf16, and about 34 bytes of activations per
+    layer and feature (Korthikanti et al., 2022, section 4, without the scores, which are not kept).
     """
     share = -(-config.batch_sequences // world_size)
     if device.type != "cuda":
@@ -272,8 +272,8 @@ def automatic_micro_batch_size(
     rows = int(0.7 * free_bytes / bytes_per_token / config.sequence_length)
     if rows < 1:
         raise ConfigError(
-            f"one sequence of {config.sequence_length} tokens does not fit into the GPU's memory; use "
-            "more GPUs with zero_stage=3, a shorter sequence_length or a smaller model"
+            f"one sequence of {config.sequence_length} tokens does not fit into the GPU's memory; "
+            "use more GPUs with zero_stage=3, a shorter sequence_length or a smaller model"
         )
     passes = -(-share // min(share, rows))
     return -(-share // passes)  # even passes rather than a full one and a remnant
@@ -307,8 +307,8 @@ def free_disk_check(folder: Path, parameters: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(
-            f"scratch has {free / 1e9:.1f} GB free, two checkpoints need {needed / 1e9:.1f} GB; set "
-            "Runtime.scratch to a larger disk"
+            f"scratch has {free / 1e9:.1f} GB free, two checkpoints need {needed / 1e9:.1f} GB; "
+            "set Runtime.scratch to a larger disk"
         )
 
 

@@ -40,8 +40,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Group parameters by weight decay and learning-rate scale.
 
-    A parameter's shape is asked before ZeRO-3 replaces it by an empty placeholder, after which every
-    parameter looks like a vector and nothing would be decayed.
+    A parameter's shape is asked before ZeRO-3 replaces it by an empty placeholder, after which
+    every parameter looks like a vector and nothing would be decayed.
 
     Args:
         scale: multiplies the learning rate of a parameter by its name (muP); 1 for all if left out.

@@ -21,7 +21,7 @@ from lmpipe.training.schedule import Schedule, ScheduleName
 class PretrainConfig(StageConfig):
     """How to train a language model on token shards."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig, description="The model's shape.")
+    model: ModelConfig = Field(ModelConfig.model_validate({}), description="The model's shape.")
     total_tokens: int = Field(
         2_000_000, ge=1, le=10**15, description="Training tokens of the whole run, epochs included."
     )
@@ -75,7 +75,8 @@ class PretrainConfig(StageConfig):
             low, high = batch // length * length, -(-batch // length) * length
             nearest = " or ".join(str(value) for value in (low, high) if value)
             raise ConfigError(
-                f"batch_tokens={batch} must be a multiple of sequence_length={length}; try {nearest}"
+                f"batch_tokens={batch} must be a multiple of sequence_length={length}; "
+                f"try {nearest}"
             )
         if self.total_tokens < batch:
             raise ConfigError(
@@ -84,8 +85,8 @@ class PretrainConfig(StageConfig):
             )
         if length > self.model.max_seq_len:
             raise ConfigError(
-                f"sequence_length={length} is more than model.max_seq_len={self.model.max_seq_len}; "
-                "raise the one or lower the other"
+                f"sequence_length={length} is more than model.max_seq_len="
+                f"{self.model.max_seq_len}; raise the one or lower the other"
             )
         if self.warmup_fraction + self.decay_fraction > 1:
             raise ConfigError(

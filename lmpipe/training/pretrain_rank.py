@@ -46,7 +46,7 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
 
 
 def write_final(run: TrainingRun, batches: GlobalBatches, folder: Path, eos: int) -> None:
-    """Write the model in the Hugging Face layout, the state beside it, and the curve. Collective."""
+    """Write the model in Hugging Face's layout, the state beside it, and the curve. Collective."""
     write_state(run, batches, folder / "state")
     weights = run.engine.full_weights()
     if run.engine.rank == 0:

@@ -1,10 +1,10 @@
 """Learning-rate schedules as plain functions of the step, in fractions of the peak.
 
-`warmup_stable_decay` is the default: its stable part is the same for every length of run, so one run
-serves several budgets by branching before the decay. Cosine needs the length in advance.
+`warmup_stable_decay` is the default: its stable part is the same for every length of run, so one
+run serves several budgets by branching before the decay. Cosine needs the length in advance.
 
-Source: Hu et al., MiniCPM, 2024, section 4 (warm-up, stable, decay); Loshchilov and Hutter, SGDR, 2017
-(cosine).
+Source: Hu et al., MiniCPM, 2024, section 4 (warm-up, stable, decay); Loshchilov and Hutter, SGDR,
+2017 (cosine).
 """
 
 import math

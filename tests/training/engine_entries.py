@@ -1,12 +1,12 @@
-"""Rank entries that try out the engine; one start serves many checks, since a start costs seconds."""
+"""Rank entries that try out the engine; one start serves many checks, for it costs seconds."""
 
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from lmpipe.errors import TrainingError
 
+from lmpipe.errors import TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training.checkpoint_state import hash_tensors
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks

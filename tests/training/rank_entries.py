@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lmpipe.errors import ConfigError, TrainingError
-
 from lmpipe.training.rank import RankContext
 
 

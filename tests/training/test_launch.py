@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from lmpipe.errors import ConfigError, TrainingError
 
+from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import parse_hostfile, resolve_num_ranks, run_ranks
 
@@ -150,5 +150,5 @@ def test_several_hosts_are_refused_and_one_gives_its_slots(tmp_path: Path):
     with pytest.raises(ConfigError, match="slots"):
         resolve_num_ranks(Runtime(hostfile=str(hostfile), ranks=3), "cpu")
     hostfile.write_text("localhost slots=2\nfar slots=2\n")
-    with pytest.raises(ConfigError, match="far.*not supported yet"):
+    with pytest.raises(ConfigError, match=r"far.*not supported yet"):
         resolve_num_ranks(Runtime(hostfile=str(hostfile)), "cpu")

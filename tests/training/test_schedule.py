@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmpipe.errors import ConfigError
 
+from lmpipe.errors import ConfigError
 from lmpipe.training.schedule import Schedule, ScheduleName
 
 NAMES: list[ScheduleName] = ["warmup_stable_decay", "cosine", "linear", "constant"]

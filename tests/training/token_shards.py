@@ -1,4 +1,4 @@
-"""Token shards whose text can be learnt, without a corpus: each document counts on by its own step."""
+"""Token shards that can be learnt, without a corpus: a document counts on by its own step."""
 
 import json
 from pathlib import Path
