@@ -1,0 +1,133 @@
+"""Batches for training: which rank reads which sequence at which step.
+
+Step s trains on the run's sequences s·B … s·B+B-1, whatever the number of ranks; the n-th sequence
+is a function of (seed, n) alone. So a run may be resumed on another number of ranks and sees the
+same data, and the sequences of any step can be named afterwards without a log.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmpipe.tokenization.order import SequenceOrder
+
+IGNORED = -100
+
+
+class Sequences(Protocol):
+    """Numbered sequences of T+1 tokens; lmpipe.tokenization.reading.TokenReader is one."""
+
+    @property
+    def num_sequences(self) -> int: ...
+
+    def sequence(self, number: int) -> NDArray[np.int64]: ...
+
+    def document_numbers(self, number: int) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass reads.
+
+    Attributes:
+        target_BT: the next token of each position; IGNORED where there is nothing to learn.
+        document_BT: document number of each position, or None: attention may cross documents.
+        num_targets: how many targets are not IGNORED.
+    """
+
+    token_BT: torch.Tensor
+    target_BT: torch.Tensor
+    document_BT: torch.Tensor | None
+    num_targets: int
+
+
+class GlobalBatches:
+    """The batches of a run, cut for one rank.
+
+    Args:
+        batch_sequences: B, sequences per step over all ranks.
+        document_masking: give document numbers, so that attention stays within documents.
+    """
+
+    def __init__(
+        self, sequences: Sequences, seed: int, batch_sequences: int, *, document_masking: bool
+    ) -> None:
+        self.sequences = sequences
+        self.batch_sequences = batch_sequences
+        self.document_masking = document_masking
+        self.order = SequenceOrder(sequences.num_sequences, seed)
+
+    def numbers(self, step: int) -> list[int]:
+        """Return the numbers of the sequences of a step's global batch, in order."""
+        first = step * self.batch_sequences
+        return [int(number) for number in self.order.numbers(first, self.batch_sequences)]
+
+    def micro_batches(
+        self, step: int, rank: int, world_size: int, micro_batch_size: int, device: torch.device
+    ) -> list[MicroBatch]:
+        """Return a rank's part of a step: as many micro-batches on every rank."""
+        return cut(
+            self.sequences,
+            self.numbers(step),
+            (rank, world_size, micro_batch_size),
+            device,
+            document_masking=self.document_masking,
+        )
+
+
+def cut(
+    sequences: Sequences,
+    numbers: list[int],
+    share: tuple[int, int, int],
+    device: torch.device,
+    *,
+    document_masking: bool,
+) -> list[MicroBatch]:
+    """Deal sequences to ranks one by one and cut this rank's into micro-batches.
+
+    Where they do not come out even, rows without targets fill up: every rank then makes the same
+    number of forward passes of the same shape, which ZeRO's collectives need.
+
+    Args:
+        share: (rank, world size, rows per micro-batch).
+    """
+    rank, world_size, rows = share
+    mine = numbers[rank::world_size]
+    most = -(-len(numbers) // world_size)
+    return [
+        _micro_batch(
+            sequences,
+            mine[start : start + rows],
+            min(rows, most - start),
+            device,
+            document_masking,
+        )
+        for start in range(0, most, rows)
+    ]
+
+
+def _micro_batch(
+    sequences: Sequences, numbers: list[int], rows: int, device: torch.device, masking: bool
+) -> MicroBatch:
+    filling = rows - len(numbers)
+    # a filler must be some real sequence, so that no kernel meets a case of its own
+    token_rows = [sequences.sequence(number) for number in numbers or [0]]
+    documents = [sequences.document_numbers(number) for number in numbers or [0]] if masking else []
+    tokens = _stack(token_rows, rows, device)
+    target_BT = tokens[:, 1:].clone()
+    if filling:
+        target_BT[rows - filling :] = IGNORED
+    document_BT = _stack(documents, rows, device)[:, :-1].contiguous() if masking else None
+    num_targets = len(numbers) * target_BT.shape[1]
+    return MicroBatch(tokens[:, :-1].contiguous(), target_BT, document_BT, num_targets)
+
+
+def _stack(rows: list[NDArray[Any]], count: int, device: torch.device) -> torch.Tensor:
+    padded = rows[:count] + [rows[-1]] * (count - len(rows))
+    tensor = torch.from_numpy(np.stack(padded).astype(np.int64))
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

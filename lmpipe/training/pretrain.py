@@ -1,0 +1,191 @@
+"""Pretraining: token shards in, a base model and its training state out."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
+from lmpipe.errors import ConfigError
+from lmpipe.model.config import ModelConfig
+from lmpipe.runtime import Runtime
+from lmpipe.training.launch import run_ranks
+from lmpipe.training.optimizer import OptimizerSettings
+from lmpipe.training.schedule import Schedule, ScheduleName
+
+
+class PretrainConfig(StageConfig):
+    """How to train a language model on token shards."""
+
+    model: ModelConfig = Field(ModelConfig.model_validate({}), description="The model's shape.")
+    total_tokens: int = Field(
+        2_000_000, ge=1, le=10**15, description="Training tokens of the whole run, epochs included."
+    )
+    batch_tokens: int = Field(
+        8192, ge=1, le=2**30, description="Tokens per optimizer step over all ranks."
+    )
+    sequence_length: int = Field(256, ge=2, le=2**20, description="Tokens per training sequence.")
+    lr: float = Field(3e-3, gt=0, le=10, description="Peak learning rate.")
+    schedule: ScheduleName = Field(
+        "warmup_stable_decay", description="How the learning rate moves after the warm-up."
+    )
+    warmup_fraction: float = Field(
+        0.02, ge=0, le=1, description="Part of the steps in which the learning rate rises."
+    )
+    decay_fraction: float = Field(
+        0.2, ge=0, le=1, description="Part of the steps in which warmup_stable_decay falls."
+    )
+    final_lr_fraction: float = Field(
+        0.05, ge=0, le=1, description="What is left of the peak learning rate at the last step."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
+    epsilon: float = Field(1e-8, gt=0, le=1e-2, description="AdamW's guard of the division.")
+    weight_decay: float = Field(
+        0.1, ge=0, le=10, description="AdamW's decay of matrices; vectors are not decayed."
+    )
+    clip: float = Field(
+        1.0, ge=0, le=1e6, description="Largest gradient norm; 0 leaves gradients unclipped."
+    )
+    z_loss: float = Field(
+        0.0, ge=0, le=1, description="Weight of log(Z)^2, which keeps logits from drifting; 1e-4."
+    )
+    document_masking: bool = Field(
+        True, description="Keep attention within documents where a sequence holds several."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the initial weights and the data order.")
+    validation_every: int = Field(
+        50, ge=0, le=10**9, description="Steps between validations; 0 validates at the end only."
+    )
+    validation_tokens: int = Field(
+        65_536, ge=1, le=10**12, description="Tokens of the validation split that are read."
+    )
+    max_skipped_in_a_row: int = Field(
+        10, ge=0, le=10**6, description="More non-finite steps in a row than this end the run."
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "PretrainConfig":
+        length, batch = self.sequence_length, self.batch_tokens
+        if batch % length:
+            low, high = batch // length * length, -(-batch // length) * length
+            nearest = " or ".join(str(value) for value in (low, high) if value)
+            raise ConfigError(
+                f"batch_tokens={batch} must be a multiple of sequence_length={length}; "
+                f"try {nearest}"
+            )
+        if self.total_tokens < batch:
+            raise ConfigError(
+                f"total_tokens={self.total_tokens} is less than one step of batch_tokens={batch}; "
+                f"try total_tokens={batch} or a smaller batch"
+            )
+        if length > self.model.max_seq_len:
+            raise ConfigError(
+                f"sequence_length={length} is more than model.max_seq_len="
+                f"{self.model.max_seq_len}; raise the one or lower the other"
+            )
+        if self.warmup_fraction + self.decay_fraction > 1:
+            raise ConfigError(
+                f"warmup_fraction={self.warmup_fraction} and decay_fraction={self.decay_fraction} "
+                "add up to more than 1"
+            )
+        return self
+
+    @property
+    def batch_sequences(self) -> int:
+        """Sequences per step over all ranks."""
+        return self.batch_tokens // self.sequence_length
+
+    @property
+    def total_steps(self) -> int:
+        """Whole steps that total_tokens pay for."""
+        return self.total_tokens // self.batch_tokens
+
+    def optimizer_settings(self) -> OptimizerSettings:
+        """Return what the engine needs to know of AdamW."""
+        return OptimizerSettings(
+            learning_rate=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            weight_decay=self.weight_decay,
+            gradient_clipping=self.clip,
+            max_skipped_in_a_row=self.max_skipped_in_a_row,
+        )
+
+    def lr_schedule(self) -> Schedule:
+        """Return the schedule with its lengths in steps."""
+        total = self.total_steps
+        warmup = min(total, round(self.warmup_fraction * total))
+        decay = min(total - warmup, round(self.decay_fraction * total))
+        return Schedule(self.schedule, total, warmup, decay, self.final_lr_fraction)
+
+
+@stage(version=1, kind="statistical")
+def pretrain(
+    out: Output[Checkpoint],
+    config: PretrainConfig,
+    shards: TokenShards,
+    tokenizer: Tokenizer,
+    *,
+    runtime: Runtime,
+) -> Checkpoint:
+    """Train a model on the shards; a killed run goes on from its newest checkpoint."""
+    config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
+    meta = shards.read_json("meta.json")
+    with out.scratch(runtime) as scratch, out.previous_checkpoint() as previous:
+        job = {
+            "config": config.model_dump(mode="json"),
+            "shards": str(shards.local_dir()),
+            "bytes_per_token": meta["text_bytes"]["validation"]
+            / max(1, meta["tokens"]["validation"]),
+            "eos": meta["eos"],
+            "scratch": str(scratch),
+            "resume": str(previous) if previous else "",
+        }
+        summary = run_ranks("lmpipe.training.pretrain_rank:main", job, out, runtime)
+        final = scratch / "final"
+        write_tokenizer_files(tokenizer, final / "model", config.model.max_seq_len)
+        for folder in ("model", "state"):
+            out.put_dir(folder, final / folder)
+        # times of one run are never those of another, and must not make its content differ
+        out.put_file("curves.parquet", final / "curves.parquet", digest=False)
+        out.set_rows("curves.parquet", summary["rows"])
+    figures = {**summary["metrics"], "unigram_entropy": meta["unigram_entropy_nats"]}
+    for name, value in figures.items():
+        out.metric(name, value)
+    if figures["validation_loss"] >= figures["unigram_entropy"]:
+        out.log("the model predicts no better than token frequencies do; see the curves", "warning")
+    out.write_json("meta.json", {"kind": "base", **summary["meta"], **summary["results"]})
+    return out.commit()
+
+
+def _sized(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    return model.with_vocab(int(tokenizer.read_json("meta.json")["vocab_size"]))
+
+
+def write_tokenizer_files(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Put the tokenizer beside a model, where AutoTokenizer looks for it.
+
+    No chat template: a base model has not been taught one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes("tokenizer.json"))
+    fields: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "bos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=1))
+
+
+def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
+    """Convert a loss into a figure that does not depend on the tokenizer."""
+    return nats_per_token / math.log(2) / bytes_per_token

@@ -1,0 +1,81 @@
+"""What each rank of the pretrain stage does."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from lmpipe.model import cost
+from lmpipe.model.huggingface import save_weights
+from lmpipe.tokenization.reading import TokenReader
+from lmpipe.training.data import GlobalBatches
+from lmpipe.training.engine import join_ranks
+from lmpipe.training.loop import (
+    TrainingData,
+    TrainingRun,
+    free_disk_check,
+    peak_memory_bytes,
+    speed_summary,
+    train,
+    write_curve,
+    write_state,
+)
+from lmpipe.training.pretrain import PretrainConfig
+from lmpipe.training.rank import RankContext
+
+
+def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
+    """Train, write the final checkpoint below the scratch folder, and return its figures."""
+    config = PretrainConfig.model_validate(job["config"])
+    device = join_ranks(context.device)
+    context.log(f"{context.world_size} ranks up after {time.time() - context.started:.1f} s")
+    scratch = Path(job["scratch"])
+    free_disk_check(scratch, cost.count_parameters(config.model).total)
+    shards, length = Path(job["shards"]), config.sequence_length
+    data = TrainingData(
+        train=TokenReader(shards, "train", length),
+        validation=TokenReader(shards, "validation", length),
+        bytes_per_token=job["bytes_per_token"],
+    )
+    resume = Path(job["resume"]) if job["resume"] else None
+    run = train(config, data, context, device, resume=resume, scratch=scratch)
+    batches = GlobalBatches(
+        data.train, config.seed, config.batch_sequences, document_masking=config.document_masking
+    )
+    write_final(run, batches, scratch / "final", job["eos"])
+    return summarise(run, batches, peak_memory_bytes(device), context.world_size)
+
+
+def write_final(run: TrainingRun, batches: GlobalBatches, folder: Path, eos: int) -> None:
+    """Write the model in Hugging Face's layout, the state beside it, and the curve. Collective."""
+    write_state(run, batches, folder / "state")
+    weights = run.engine.full_weights()
+    if run.engine.rank == 0:
+        (folder / "state" / "curve.json").unlink()  # it holds times, and curves.parquet has it all
+        save_weights(weights, run.config.model, folder / "model", eos_token_id=eos)
+        write_curve(run.curve, folder / "curves.parquet")
+
+
+def summarise(
+    run: TrainingRun, batches: GlobalBatches, memory_bytes: int, world_size: int
+) -> dict[str, Any]:
+    """Return the figures of a finished run; those that differ between equal runs are metrics."""
+    position = run.engine.position
+    last = run.curve[-1]
+    results = {
+        "validation_loss": run.validation_loss,
+        "bits_per_byte": last["bits_per_byte"],
+        "loss": last["loss"],
+        "tokens": last["tokens"],
+        "step": position.steps,
+        "skipped_steps": position.skipped,
+        "epochs": position.steps * run.config.batch_sequences / batches.sequences.num_sequences,
+        "parameters": cost.count_parameters(run.config.model).total,
+    }
+    speed = speed_summary(run.curve)
+    places = {"ranks": world_size, "memory_bytes_per_rank": memory_bytes}
+    return {
+        "rows": len(run.curve),
+        "results": results,
+        "meta": {"model": run.config.model.model_dump(mode="json")},
+        "metrics": {**results, **speed, **places},
+    }

@@ -1,0 +1,170 @@
+"""The pretrain stage on real ranks: three starts, one of them killed."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pydantic import ValidationError
+
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
+from lmpipe.model.config import ModelConfig
+from lmpipe.model.huggingface import load_model
+from lmpipe.runtime import Runtime
+from lmpipe.tokenization.reading import TokenReader
+from lmpipe.training.data import cut
+from lmpipe.training.loop import language_model_loss
+from lmpipe.training.pretrain import PretrainConfig, pretrain
+from tests.training.token_shards import EOS, VOCAB, write_shards
+
+SHAPE = ModelConfig(num_layers=2, d_model=32, num_heads=2, num_kv_heads=1, max_seq_len=64)
+CONFIG = PretrainConfig(
+    model=SHAPE,
+    total_tokens=40 * 6 * 32 + 5,
+    batch_tokens=6 * 32,
+    sequence_length=32,
+    lr=1e-2,
+    validation_every=20,
+    validation_tokens=10 * 32,
+    z_loss=1e-4,
+    seed=3,
+)
+RUNTIME = Runtime(ranks=2, device="cpu", micro_batch_size=2, zero_stage=2)
+
+
+class Nothing(StageConfig):
+    """No settings."""
+
+
+@stage(version=1, kind="exact")
+def counting_shards(out: Output[TokenShards], config: Nothing, *, runtime: Runtime) -> TokenShards:
+    with out.scratch() as folder:
+        write_shards(folder / "shards")
+        for path in sorted(p for p in (folder / "shards").rglob("*") if p.is_file()):
+            out.put_file(path.relative_to(folder / "shards").as_posix(), path)
+    return out.commit()
+
+
+@stage(version=1, kind="exact")
+def no_tokenizer(out: Output[Tokenizer], config: Nothing, *, runtime: Runtime) -> Tokenizer:
+    out.write_json("meta.json", {"vocab_size": VOCAB, "eos": EOS})
+    out.write_json("tokenizer.json", {})
+    return out.commit()
+
+
+def run_pretrain(root: str, checkpoint_every_seconds: float = 1e6) -> Checkpoint:
+    store = Store(root)
+    quiet = Runtime()
+    inputs: dict[str, Any] = {
+        "shards": build(counting_shards, Nothing(), {}, store=store, runtime=quiet),
+        "tokenizer": build(no_tokenizer, Nothing(), {}, store=store, runtime=quiet),
+    }
+    runtime = RUNTIME.model_copy(update={"checkpoint_every_seconds": checkpoint_every_seconds})
+    return build(pretrain, CONFIG, inputs, store=store, runtime=runtime)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return run_pretrain(f"file://{tmp_path_factory.mktemp('store')}")
+
+
+def test_the_model_beats_token_frequencies_and_says_so(checkpoint: Checkpoint):
+    metrics = checkpoint.metrics
+    assert metrics["validation_loss"] < 0.8 * metrics["unigram_entropy"]
+    assert metrics["bits_per_byte"] == pytest.approx(metrics["validation_loss"] / math.log(2) / 3)
+    assert metrics["step"] == 40 and metrics["tokens"] == 40 * 6 * 32
+    meta = checkpoint.read_json("meta.json")
+    assert meta["kind"] == "base"
+    assert meta["validation_loss"] == metrics["validation_loss"]
+    assert meta["parameters"] == metrics["parameters"]
+
+
+def test_the_reported_validation_loss_is_that_of_the_written_model(checkpoint: Checkpoint):
+    model = load_model(checkpoint.local_dir("model"), "cpu", torch.float32, "reference")
+    assert sum(p.numel() for p in model.parameters()) == checkpoint.metrics["parameters"]
+    store = Store(checkpoint.url("meta.json").split("/pretrain/")[0])
+    shards = build(counting_shards, Nothing(), {}, store=store, runtime=Runtime())
+    reader = TokenReader(shards.local_dir(), "validation", 32)
+    parts = cut(reader, list(range(10)), (0, 1, 10), torch.device("cpu"), document_masking=True)
+    with torch.no_grad():
+        loss = sum(float(language_model_loss(model, part)) for part in parts) / (10 * 32)
+    assert loss == pytest.approx(checkpoint.metrics["validation_loss"], rel=1e-5)
+
+
+def test_the_curve_has_a_row_per_step_and_validations_where_asked(checkpoint: Checkpoint):
+    rows = pq.read_table(checkpoint.local("curves.parquet")).to_pylist()
+    assert [row["step"] for row in rows] == list(range(40))
+    assert [row["step"] for row in rows if row["validation_loss"] is not None] == [19, 39]
+    assert rows[-1]["lr"] == pytest.approx(CONFIG.lr * CONFIG.final_lr_fraction)
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+    assert rows[-1]["tokens"] == 40 * 6 * 32
+    assert all(row["grad_norm"] > 0 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_the_checkpoint_holds_model_and_state_but_no_world_size(checkpoint: Checkpoint):
+    assert set(checkpoint.names("state")) == {
+        "state/master.safetensors",
+        "state/exp_avg.safetensors",
+        "state/exp_avg_sq.safetensors",
+        "state/training.json",
+    }
+    state = json.loads(checkpoint.read_bytes("state/training.json"))
+    assert state["position"]["data"]["next_sequence"] == 40 * 6
+    assert "world" not in json.dumps(state)
+    assert {"model/model.safetensors", "model/config.json", "model/tokenizer.json"} <= set(
+        checkpoint.names("model")
+    )
+
+
+def test_a_run_killed_between_checkpoints_ends_with_the_same_weights(
+    checkpoint: Checkpoint, tmp_path: Path
+):
+    root = f"file://{tmp_path}"
+    program = f"from tests.training.test_pretrain import *; run_pretrain({root!r}, 0.05)"
+    project = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": project}
+    with (tmp_path / "log").open("w") as log:
+        killed = subprocess.Popen(
+            [sys.executable, "-c", program], env=environment, stdout=log, stderr=log
+        )
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("pretrain/*/attempts/*/checkpoints/*/COMPLETE.json")):
+            assert time.monotonic() < deadline and killed.poll() is None, log.name
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert not list(tmp_path.glob("pretrain/*/manifest.json"))
+    resumed = run_pretrain(root)
+    assert resumed.record("model/model.safetensors") is not None
+    for name in ("model/model.safetensors", "state/exp_avg_sq.safetensors"):
+        assert resumed.read_bytes(name) == checkpoint.read_bytes(name)
+    rows = pq.read_table(resumed.local("curves.parquet")).to_pylist()
+    assert [row["step"] for row in rows] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"batch_tokens": 100}, "try 96 or 128"),
+        ({"batch_tokens": 20}, "try 32"),
+        ({"total_tokens": 10}, "less than one step"),
+        ({"sequence_length": 128, "batch_tokens": 128}, "max_seq_len=64"),
+        ({"warmup_fraction": 0.9}, "add up to more than 1"),
+        ({"lr": 0}, "greater than 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_what_would(change: dict[str, Any], says: str):
+    with pytest.raises(ValidationError, match=says):
+        PretrainConfig.model_validate({**CONFIG.model_dump(), **change})
