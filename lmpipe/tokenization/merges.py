@@ -51,7 +51,8 @@ class Symbols(NamedTuple):
 @compiled
 def _grown(array: Any, room: int) -> Any:
     larger = np.empty(room, array.dtype)
-    larger[: array.size] = array
+    for i in range(array.size):  # a slice would compile numba's message about unequal shapes
+        larger[i] = array[i]
     return larger
 
 
@@ -290,7 +291,8 @@ def _learn(
             if end + size > symbols.data.size:
                 symbols = Symbols(_grown(symbols.data, 2 * (end + size)), symbols.edges)
             begin = symbols.edges[part]
-            symbols.data[end : end + size] = symbols.data[begin : begin + size]
+            for i in range(size):
+                symbols.data[end + i] = symbols.data[begin + i]
             end += size
         symbols.edges[new + 1] = end
         todo_start = pairs.start[top]

@@ -23,7 +23,10 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
-LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = 1, 2, 4, 8, 16, 32
+# numpy integers, because each literal that a compiled function is called with compiles it again
+LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = (np.int64(1 << bit) for bit in range(6))
+ONE = np.int64(1)
+ANY_CASE = np.bool_(True)
 _GPT2, _CL100K, _O200K = FAMILIES["gpt2"], FAMILIES["cl100k"], FAMILIES["o200k"]
 _WHITE_SPACE = [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]
 _WHITE_SPACE += [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
@@ -166,10 +169,10 @@ def _o200k_word(
         if bare > i:
             end = _cased_word(text, bare, stop, kinds, need_lower)
             if end > bare:
-                return _contraction(text, end, stop, True)
+                return _contraction(text, end, stop, ANY_CASE)
         end = _cased_word(text, i, stop, kinds, need_lower)
         if end > i:
-            return _contraction(text, end, stop, True)
+            return _contraction(text, end, stop, ANY_CASE)
     return i
 
 
@@ -276,7 +279,8 @@ def _add(
         return False
     table[slot] = word
     hashes[word] = value
-    words[used : used + size] = text[start:stop]
+    for k in range(size):  # slices would compile numba's message about unequal shapes: 4 s
+        words[used + k] = text[start + k]
     ends[word + 1] = used + size
     counts[word] = amount
     state[0] = word + 1
@@ -310,7 +314,7 @@ def _count_documents(
                     cut = position + cap
                     while cut > position + 1 and text[cut] & 0xC0 == 0x80:
                         cut -= 1
-                if not _add(text, position, cut, 1, table, hashes, ends, counts, words, state):
+                if not _add(text, position, cut, ONE, table, hashes, ends, counts, words, state):
                     state[2] = position
                     return False
                 position = cut
