@@ -49,7 +49,8 @@ def pattern_regex(name: PatternName, digits: int, custom: str = "") -> str:
                 f"digits={digits} has no meaning for a custom pattern: write it into custom_pattern"
             )
         _check_custom(custom)
-        return custom
+        # what the expression leaves out is a piece by the character: encoding loses no text
+        return rf"{custom}|[\s\S]"
     template, published = _PUBLISHED[name]
     return template % (f"{{1,{digits}}}" if digits else published)
 
@@ -65,8 +66,10 @@ def _check_custom(pattern: str) -> None:
     if not pattern:
         raise ConfigError("pattern=custom needs a regular expression in custom_pattern")
     try:
-        regex.compile(pattern)
+        empty = regex.match(pattern, "") is not None
     except regex.error as error:
         raise ConfigError(
             f"custom_pattern={pattern!r} is no regular expression: {error}"
         ) from error
+    if empty:
+        raise ConfigError(f"custom_pattern={pattern!r} matches the empty string; use + for *")

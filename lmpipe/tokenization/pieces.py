@@ -10,7 +10,7 @@ The tests hold it equal to `regex` on random Unicode.
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,9 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 # numpy integers, because each literal that a compiled function is called with compiles it again
-LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = (np.int64(1 << bit) for bit in range(6))
-ONE = np.int64(1)
-ANY_CASE = np.bool_(True)
+LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = (cast(int, np.int64(1 << bit)) for bit in range(6))
+ONE = cast(int, np.int64(1))
+ANY_CASE = cast(bool, np.bool_(True))
 _GPT2, _CL100K, _O200K = FAMILIES["gpt2"], FAMILIES["cl100k"], FAMILIES["o200k"]
 _WHITE_SPACE = [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]
 _WHITE_SPACE += [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
@@ -40,16 +40,16 @@ def character_kinds() -> NDArray[np.uint8]:
     kinds = np.zeros(0x110000, np.uint8)
     everything = "".join(map(chr, range(0x110000)))
     classes = {
-        r"\p{L}+": LETTER,
-        r"\p{N}+": NUMBER,
-        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+": UPPER,
-        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+": LOWER,
+        r"\p{L}+": np.uint8(LETTER),
+        r"\p{N}+": np.uint8(NUMBER),
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+": np.uint8(UPPER),
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+": np.uint8(LOWER),
     }
     for pattern, bit in classes.items():
         for match in regex.finditer(pattern, everything):
             kinds[match.start() : match.end()] |= bit
-    kinds[_WHITE_SPACE] |= SPACE
-    kinds[[10, 13]] |= NEWLINE
+    kinds[_WHITE_SPACE] |= np.uint8(SPACE)
+    kinds[[10, 13]] |= np.uint8(NEWLINE)
     return kinds
 
 

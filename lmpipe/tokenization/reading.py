@@ -28,7 +28,7 @@ class TokenReader:
         if sequence_length < 1:
             raise ConfigError(f"sequence_length={sequence_length} must be at least 1")
         self.sequence_length = sequence_length
-        self._names = sorted(path.name.removesuffix(".bin") for path in (folder / split).iterdir())
+        self._names = sorted(path.stem for path in (folder / split).glob("*.bin"))
         if not self._names:
             raise InputError(
                 f"{folder}: no shards of split {split!r}; splits are train and validation"

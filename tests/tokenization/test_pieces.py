@@ -3,8 +3,8 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from lmpipe.errors import ConfigError
+
 from lmpipe.tokenization.patterns import PatternName, max_digits, pattern_regex
 from lmpipe.tokenization.pieces import FAMILIES, PieceCounts, character_kinds, next_piece
 
