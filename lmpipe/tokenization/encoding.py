@@ -6,7 +6,9 @@ equal, and both files lie in the artifact.
 
 import base64
 import json
+import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,6 +19,10 @@ from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError, InputError
 
 _NOTHING: frozenset[str] = frozenset()
+
+# tiktoken 0.14 panics (stack overflow in its regular expressions) on a run of white space somewhere
+# between 100,000 and 1,000,000 characters; such texts are cut by the module `regex` instead
+LONG_RUN = 50_000
 
 
 class Encoding:
@@ -71,19 +77,18 @@ class Encoding:
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Encode text, all of it as ordinary text."""
+        if self._has_long_run(text):
+            return self._encode_by_pieces(text)
         return cast(list[int], self._guarded(self._encoding.encode_ordinary, text))
 
     def encode_numpy(self, text: str) -> NDArray[np.uint32]:
         """Encode text into an array, without a Python integer per token."""
-        return cast(
-            NDArray[np.uint32],
-            self._guarded(
-                lambda text: self._encoding.encode_to_numpy(
-                    text, allowed_special=_NOTHING, disallowed_special=()
-                ),
-                text,
-            ),
+        if self._has_long_run(text):
+            return np.array(self._encode_by_pieces(text), np.uint32)
+        encode = partial(
+            self._encoding.encode_to_numpy, allowed_special=_NOTHING, disallowed_special=()
         )
+        return cast(NDArray[np.uint32], self._guarded(encode, text))
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int = 1) -> list[list[int]]:
         """Encode several texts on several threads."""
@@ -105,6 +110,18 @@ class Encoding:
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token."""
         return bytes(self._encoding.decode_single_token_bytes(token))
+
+    def _has_long_run(self, text: str) -> bool:
+        return len(text) >= LONG_RUN and re.search(rf"\s{{{LONG_RUN}}}", text) is not None
+
+    def _encode_by_pieces(self, text: str) -> list[int]:
+        import regex
+
+        # this module's own \s differs from tiktoken's by \x1c to \x1f
+        pattern = self.pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
+        encode = self._encoding._core_bpe.encode_single_piece
+        pieces = (match.group().encode() for match in regex.finditer(pattern, text))
+        return [token for piece in pieces for token in encode(piece)]
 
     def _guarded(self, encode: Any, text: str) -> Any:
         """Turn a panic in tiktoken, which no `except Exception` catches, into an InputError."""

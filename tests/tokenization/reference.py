@@ -39,9 +39,15 @@ def merge(parts: list[bytes], pair: tuple[bytes, bytes]) -> list[bytes]:
 def encode(text: str, pattern: str, merges: list[tuple[bytes, bytes]]) -> list[bytes]:
     """Encode by applying the merges in the order in which they were learnt."""
     tokens: list[bytes] = []
-    for piece in regex.findall(pattern, text):
+    for piece in pieces(text, pattern):
         parts = [bytes([byte]) for byte in piece.encode()]
         for pair in merges:
             parts = merge(parts, pair)
         tokens += parts
     return tokens
+
+
+def pieces(text: str, pattern: str) -> list[str]:
+    """Cut text by a pattern; \\s is Unicode's White_Space, not this module's."""
+    pattern = pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
+    return regex.findall(pattern, text)
