@@ -43,7 +43,7 @@ class Encoding:
         self.pattern = pattern
         self.specials = specials
         self.vocab_size = len(ranks) + len(specials)
-        self._encoding = tiktoken.Encoding(
+        self.tiktoken = tiktoken.Encoding(
             "lmpipe",
             pat_str=pattern,
             mergeable_ranks=ranks,
@@ -79,14 +79,14 @@ class Encoding:
         """Encode text, all of it as ordinary text."""
         if self._has_long_run(text):
             return self._encode_by_pieces(text)
-        return cast(list[int], self._guarded(self._encoding.encode_ordinary, text))
+        return cast(list[int], self._guarded(self.tiktoken.encode_ordinary, text))
 
     def encode_numpy(self, text: str) -> NDArray[np.uint32]:
         """Encode text into an array, without a Python integer per token."""
         if self._has_long_run(text):
             return np.array(self._encode_by_pieces(text), np.uint32)
         encode = partial(
-            self._encoding.encode_to_numpy, allowed_special=_NOTHING, disallowed_special=()
+            self.tiktoken.encode_to_numpy, allowed_special=_NOTHING, disallowed_special=()
         )
         return cast(NDArray[np.uint32], self._guarded(encode, text))
 
@@ -105,11 +105,11 @@ class Encoding:
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         """Return the bytes of tokens, special tokens as they are spelled."""
-        return bytes(self._encoding.decode_bytes(list(tokens)))
+        return bytes(self.tiktoken.decode_bytes(list(tokens)))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token."""
-        return bytes(self._encoding.decode_single_token_bytes(token))
+        return bytes(self.tiktoken.decode_single_token_bytes(token))
 
     def _has_long_run(self, text: str) -> bool:
         return len(text) >= LONG_RUN and re.search(rf"\s{{{LONG_RUN}}}", text) is not None
@@ -119,7 +119,7 @@ class Encoding:
 
         # this module's own \s differs from tiktoken's by \x1c to \x1f
         pattern = self.pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
-        encode = self._encoding._core_bpe.encode_single_piece
+        encode = self.tiktoken._core_bpe.encode_single_piece
         pieces = (match.group().encode() for match in regex.finditer(pattern, text))
         return [token for piece in pieces for token in encode(piece)]
 

@@ -80,6 +80,7 @@ class _Counter:
         self._documents = documents
         self._config = config
         self._fraction = fraction
+        self._columns = ["id", "text"] if fraction < 1 else ["text"]
         self._custom = None
         if config.pattern == "custom":
             self._custom = regex.compile(pattern_regex("custom", 0, config.custom_pattern))
@@ -91,7 +92,7 @@ class _Counter:
         """Count one row group; return its bytes of text that were used."""
         name, group = item
         with self._documents.open(name) as file:
-            table = pq.ParquetFile(file).read_row_group(group, columns=["id", "text"])
+            table = pq.ParquetFile(file).read_row_group(group, columns=self._columns)
         if self._fraction < 1:
             table = table.filter(pa.array(_sampled(table["id"], self._fraction), pa.bool_()))
         text = self._without_specials(table["text"])
