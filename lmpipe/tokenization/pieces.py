@@ -1,0 +1,456 @@
+r"""Count the pieces of text: a compiled scanner of the published patterns and a table of counts.
+
+The scanner walks UTF-8 as it lies in Arrow's buffers and needs no Python object per piece; it
+releases the GIL, so threads share the work. It is a hand-written matcher: each alternative of the
+patterns is decided by one look ahead, except o200k's words, whose only way back is stated there.
+The alternative, the module `regex`, takes about 1 µs a piece and holds the GIL.
+
+The tests hold it equal to `regex` on random Unicode.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmpipe.tokenization.compiled import compiled
+from lmpipe.tokenization.patterns import FAMILIES, PatternName, max_digits
+
+U8 = NDArray[np.uint8]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+# numpy integers, because each literal that a compiled function is called with compiles it again
+LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = (cast(int, np.int64(1 << bit)) for bit in range(6))
+ONE = cast(int, np.int64(1))
+ANY_CASE = cast(bool, np.bool_(True))
+_GPT2, _CL100K, _O200K = FAMILIES["gpt2"], FAMILIES["cl100k"], FAMILIES["o200k"]
+_WHITE_SPACE = [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]
+_WHITE_SPACE += [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
+
+
+@cache
+def character_kinds() -> NDArray[np.uint8]:
+    """Return the classes of every code point as bits."""
+    import regex
+
+    kinds = np.zeros(0x110000, np.uint8)
+    everything = "".join(map(chr, range(0x110000)))
+    classes = {
+        r"\p{L}+": np.uint8(LETTER),
+        r"\p{N}+": np.uint8(NUMBER),
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+": np.uint8(UPPER),
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+": np.uint8(LOWER),
+    }
+    for pattern, bit in classes.items():
+        for match in regex.finditer(pattern, everything):
+            kinds[match.start() : match.end()] |= bit
+    kinds[_WHITE_SPACE] |= np.uint8(SPACE)
+    kinds[[10, 13]] |= np.uint8(NEWLINE)
+    return kinds
+
+
+@compiled
+def _decode(
+    text: U8,
+    i: int,
+    stop: int,
+) -> tuple[Any, int]:
+    """Return the code point at i and where the next one starts; broken UTF-8 counts as bytes."""
+    lead = np.int64(text[i])
+    if lead < 0x80:
+        return lead, i + 1
+    size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    if lead < 0xC0 or i + size > stop:
+        return np.int64(0), i + 1
+    code = lead & (0x7F >> size)
+    for k in range(1, size):
+        code = (code << 6) | (np.int64(text[i + k]) & 0x3F)
+    return (code if code < 0x110000 else np.int64(0)), i + size
+
+
+@compiled
+def _run(
+    text: U8,
+    i: int,
+    stop: int,
+    kinds: U8,
+    wanted: int,
+    limit: int,
+) -> int:
+    """Return the end of the run of characters from i that have one of the wanted bits."""
+    count = 0
+    while i < stop and count < limit:
+        code, after = _decode(text, i, stop)
+        if not kinds[code] & wanted:
+            break
+        i = after
+        count += 1
+    return i
+
+
+@compiled
+def _others(
+    text: U8,
+    i: int,
+    stop: int,
+    kinds: U8,
+) -> int:
+    """Return the end of the run of [^\\s\\p{L}\\p{N}] from i."""
+    while i < stop:
+        code, after = _decode(text, i, stop)
+        if kinds[code] & (LETTER | NUMBER | SPACE):
+            break
+        i = after
+    return i
+
+
+@compiled
+def _contraction(
+    text: U8,
+    i: int,
+    stop: int,
+    any_case: bool,
+) -> int:
+    """Return the end of 's, 't, 're, 've, 'm, 'll or 'd at i, or i."""
+    if i + 1 >= stop or text[i] != 39:
+        return i
+    fold = 0x20 if any_case else 0
+    a = text[i + 1] | fold
+    if a == 115 or a == 100 or a == 109 or a == 116:  # s d m t
+        return i + 2
+    if i + 2 < stop:
+        b = text[i + 2] | fold
+        if (a == 108 and b == 108) or ((a == 118 or a == 114) and b == 101):  # ll ve re
+            return i + 3
+        # U+017F, the long s, is an s to any matcher that folds case
+        if any_case and text[i + 1] == 0xC5 and text[i + 2] == 0xBF:
+            return i + 3
+    return i
+
+
+@compiled
+def _cased_word(
+    text: U8,
+    i: int,
+    stop: int,
+    kinds: U8,
+    need_lower: bool,
+) -> int:
+    """Return the end of UPPER* LOWER+ (need_lower) or UPPER+ LOWER* at i, or i."""
+    j, last_both = i, i
+    while j < stop:
+        code, after = _decode(text, j, stop)
+        if not kinds[code] & UPPER:
+            break
+        j = after
+        if kinds[code] & LOWER:
+            last_both = after
+    end = _run(text, j, stop, kinds, LOWER, stop)
+    if need_lower:
+        # UPPER* took all: it gives back as far as the last letter that LOWER can take
+        return end if end > j else last_both
+    return end if j > i else i
+
+
+@compiled
+def _o200k_word(
+    text: U8,
+    i: int,
+    stop: int,
+    kinds: U8,
+    bare: int,
+) -> int:
+    """Return the end of o200k's two word alternatives at i; bare is i past an optional prefix."""
+    for need_lower in (True, False):
+        if bare > i:
+            end = _cased_word(text, bare, stop, kinds, need_lower)
+            if end > bare:
+                return _contraction(text, end, stop, ANY_CASE)
+        end = _cased_word(text, i, stop, kinds, need_lower)
+        if end > i:
+            return _contraction(text, end, stop, ANY_CASE)
+    return i
+
+
+@compiled
+def _white_space(
+    text: U8,
+    i: int,
+    stop: int,
+    kinds: U8,
+    family: int,
+) -> int:
+    """Return the end of the white-space piece at i."""
+    j, last, last_newline = i, i, i
+    while j < stop:
+        code, after = _decode(text, j, stop)
+        if not kinds[code] & SPACE:
+            break
+        last, j = j, after
+        if kinds[code] & NEWLINE:
+            last_newline = after
+    if family != _GPT2 and last_newline > i:
+        return last_newline
+    # the last one goes with the word that follows, unless it stands alone
+    return last if j < stop and last > i else j
+
+
+@compiled
+def next_piece(
+    text: U8,
+    i: int,
+    stop: int,
+    kinds: U8,
+    family: int,
+    digits: int,
+) -> int:
+    """Return the end of the piece that starts at i < stop."""
+    code, after = _decode(text, i, stop)
+    kind = kinds[code]
+    if code == 39 and family != _O200K:
+        end = _contraction(text, i, stop, family == _CL100K)
+        if end > i:
+            return end
+    if family == _O200K:
+        prefix = not kind & (NEWLINE | LETTER | NUMBER)
+        end = _o200k_word(text, i, stop, kinds, after if prefix else i)
+        if end > i:
+            return end
+    elif kind & LETTER:
+        return _run(text, after, stop, kinds, LETTER, stop)
+    if kind & NUMBER:
+        return _run(text, after, stop, kinds, NUMBER, digits - 1)
+    if after < stop and (code == 32 or family == _CL100K):
+        next_kind = kinds[_decode(text, after, stop)[0]]
+        if next_kind & LETTER and not kind & NEWLINE and family != _O200K:
+            return _run(text, after, stop, kinds, LETTER, stop)
+        if code == 32 and family == _GPT2 and next_kind & NUMBER:
+            return _run(text, after, stop, kinds, NUMBER, digits)
+    end = _others(text, after if code == 32 else i, stop, kinds)
+    if end > after or (code != 32 and end > i):
+        while family != _GPT2 and end < stop:
+            byte = text[end]
+            if byte != 10 and byte != 13 and (byte != 47 or family != _O200K):
+                break
+            end += 1
+        return end
+    return _white_space(text, i, stop, kinds, family)
+
+
+@compiled
+def _add(
+    text: U8,
+    start: int,
+    stop: int,
+    amount: int,
+    table: I32,
+    hashes: U64,
+    ends: I64,
+    counts: I64,
+    words: U8,
+    state: I64,
+) -> bool:
+    """Add to the count of one piece; False when the arrays must grow first."""
+    value = np.uint64(0xCBF29CE484222325)
+    for i in range(start, stop):
+        value = (value ^ np.uint64(text[i])) * np.uint64(0x100000001B3)
+    value ^= value >> np.uint64(29)
+    mask = table.size - 1
+    slot = np.int64(value) & mask
+    size = stop - start
+    while table[slot] >= 0:
+        word = table[slot]
+        if hashes[word] == value:
+            begin = ends[word]
+            if ends[word + 1] - begin == size:
+                k = 0
+                while k < size and words[begin + k] == text[start + k]:
+                    k += 1
+                if k == size:
+                    counts[word] += amount
+                    return True
+        slot = (slot + 1) & mask
+    word, used = state[0], ends[state[0]]
+    if word >= counts.size or used + size > words.size:
+        return False
+    table[slot] = word
+    hashes[word] = value
+    for k in range(size):  # slices would compile numba's message about unequal shapes: 4 s
+        words[used + k] = text[start + k]
+    ends[word + 1] = used + size
+    counts[word] = amount
+    state[0] = word + 1
+    return True
+
+
+@compiled
+def _count_documents(
+    text: U8,
+    edges: I64,
+    rules: I64,
+    kinds: U8,
+    table: I32,
+    hashes: U64,
+    ends: I64,
+    counts: I64,
+    words: U8,
+    state: I64,
+) -> bool:
+    """Count the pieces of every document from where `state` says; False when arrays are full."""
+    family, digits, cap = rules[0], rules[1], rules[2]
+    while state[1] < edges.size - 1:
+        stop = edges[state[1] + 1]
+        position = max(state[2], edges[state[1]])
+        while position < stop:
+            end = next_piece(text, position, stop, kinds, family, digits)
+            while position < end:
+                # a piece over the cap is cut, never inside a character
+                cut = end
+                if end - position > cap:
+                    cut = position + cap
+                    while cut > position + 1 and text[cut] & 0xC0 == 0x80:
+                        cut -= 1
+                if not _add(text, position, cut, ONE, table, hashes, ends, counts, words, state):
+                    state[2] = position
+                    return False
+                position = cut
+        state[1] += 1
+    return True
+
+
+@compiled
+def _merge(
+    source: U8,
+    source_ends: I64,
+    source_counts: I64,
+    table: I32,
+    hashes: U64,
+    ends: I64,
+    counts: I64,
+    words: U8,
+    state: I64,
+) -> bool:
+    while state[1] < source_counts.size:
+        i = state[1]
+        if not _add(
+            source,
+            source_ends[i],
+            source_ends[i + 1],
+            source_counts[i],
+            table,
+            hashes,
+            ends,
+            counts,
+            words,
+            state,
+        ):
+            return False
+        state[1] += 1
+    return True
+
+
+@compiled
+def _fill(
+    table: I32,
+    hashes: U64,
+    num_words: int,
+) -> None:
+    mask = table.size - 1
+    for word in range(num_words):
+        slot = np.int64(hashes[word]) & mask
+        while table[slot] >= 0:
+            slot = (slot + 1) & mask
+        table[slot] = word
+
+
+class PieceCounts:
+    """How often each distinct piece occurs.
+
+    Invariants: counts are int64; the counts of two halves added equal the counts of the whole, so
+    any number of workers gives the same.
+
+    Args:
+        cap: bytes; longer pieces are counted in parts (runs of one character, languages
+            without spaces), which bounds the longest token too.
+    """
+
+    def __init__(self, pattern: PatternName, digits: int, cap: int) -> None:
+        family = FAMILIES.get(pattern, -1)
+        limit = max_digits(pattern, digits) if family >= 0 else 0
+        self._rules = np.array([family, limit, cap], np.int64)
+        self._state = np.zeros(3, np.int64)  # number of words; then where a scan stands
+        self._table = np.full(1 << 12, -1, np.int32)
+        self._hashes = np.empty(1 << 11, np.uint64)
+        self._counts = np.empty(1 << 11, np.int64)
+        self._ends = np.zeros((1 << 11) + 1, np.int64)
+        self._words = np.empty(1 << 14, np.uint8)
+
+    def __len__(self) -> int:
+        return int(self._state[0])
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The count of each distinct piece."""
+        return self._counts[: len(self)]
+
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """Where the bytes of each distinct piece start, and the end of the last."""
+        return self._ends[: len(self) + 1]
+
+    @property
+    def text(self) -> NDArray[np.uint8]:
+        """The bytes of all distinct pieces, one after the other."""
+        return self._words[: self.edges[-1]]
+
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        """Yield every distinct piece and its count."""
+        data, edges = self.text.tobytes(), self.edges.tolist()
+        for i, count in enumerate(self.counts.tolist()):
+            yield data[edges[i] : edges[i + 1]], count
+
+    def add_documents(self, text: NDArray[np.uint8], edges: NDArray[np.int64]) -> None:
+        """Cut documents (UTF-8, document i at [edges[i], edges[i+1])) by the published pattern."""
+        self._state[1:] = 0
+        kinds = character_kinds()
+        while not _count_documents(text, edges, self._rules, kinds, *self._arrays()):
+            self._grow()
+
+    def add_pieces(self, pieces: list[bytes], amounts: NDArray[np.int64] | None = None) -> None:
+        """Count pieces that were cut elsewhere, or that have counts already."""
+        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        edges = np.concatenate([[0], np.cumsum(sizes)])
+        amounts = np.ones(len(pieces), np.int64) if amounts is None else amounts
+        self._add_counted(np.frombuffer(b"".join(pieces), np.uint8), edges, amounts)
+
+    def update(self, other: "PieceCounts") -> None:
+        """Add the counts of another table."""
+        text = other.text
+        text.flags.writeable = False  # one compiled variant for Arrow's buffers and for these
+        self._add_counted(text, other.edges, other.counts)
+
+    def _add_counted(
+        self, text: NDArray[np.uint8], edges: NDArray[np.int64], amounts: NDArray[np.int64]
+    ) -> None:
+        self._state[1:] = 0
+        while not _merge(text, edges, amounts, *self._arrays()):
+            self._grow()
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return (self._table, self._hashes, self._ends, self._counts, self._words, self._state)
+
+    def _grow(self) -> None:
+        """Double what is full; the table stays at most half full."""
+        if len(self) == self._counts.size:
+            room = 2 * len(self)
+            self._hashes = np.resize(self._hashes, room)
+            self._counts = np.resize(self._counts, room)
+            self._ends = np.resize(self._ends, room + 1)
+            self._table = np.full(2 * room, -1, np.int32)
+            _fill(self._table, self._hashes, len(self))
+        else:
+            self._words = np.resize(self._words, 2 * self._words.size)

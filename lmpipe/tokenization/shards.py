@@ -1,0 +1,290 @@
+"""The stage `shards`: encode documents to flat token files with an index from token to document.
+
+A file of documents gives token files of its own, so that any number of workers writes the same
+bytes. No document is cut between files: one larger than `shard_tokens` gets a file to itself. Every
+document, an empty one too, ends with the EOS token: a split holds as many of them as documents. The
+order within a split is that of the input; shuffling is the reader's (`order.py`).
+"""
+
+import io
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Documents, Tokenizer, TokenShards
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+from lmpipe.tokenization.shard_file import pack_shard, token_dtype
+
+if TYPE_CHECKING:
+    from lmpipe.tokenization.encoding import Encoding
+
+SPLITS = ("train", "validation")
+INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("document_id", pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("length", pa.int64(), nullable=False),
+    ]
+)
+
+
+class ShardsConfig(StageConfig):
+    """How documents become token files."""
+
+    validation_fraction: float = Field(
+        0.01,
+        ge=0,
+        le=0.5,
+        description="Share of documents held out, chosen by the hash of their ids; unless it is 0, "
+        "at least one.",
+    )
+    shard_tokens: int = Field(
+        1 << 25, ge=1, le=1 << 32, description="A token file is closed before it grows past this."
+    )
+
+
+@stage(version=1, kind="exact")
+def shards(
+    out: Output[TokenShards],
+    config: ShardsConfig,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    *,
+    runtime: Runtime,
+) -> TokenShards:
+    """Encode every file of documents in a worker, then join the index and the counts."""
+    names = [name for name in documents.names("kept/") if name.endswith(".parquet")]
+    keys = [name.removeprefix("kept/").removesuffix(".parquet") for name in names]
+    work = partial(
+        _encode_file,
+        documents=documents,
+        tokenizer=tokenizer,
+        config=config,
+        limit=_validation_limit(documents, names, config.validation_fraction),
+    )
+    records = out.run_shards(keys, work, runtime)
+    totals = {name: sum(int(record.counts[name]) for record in records) for name in _COUNTS}
+    histograms = _gather(out, keys, totals)
+
+    settings = tokenizer.read_json("meta.json")
+    meta = _meta(settings, tokenizer.digest, totals, histograms)
+    meta["shards"] = {
+        split: sorted(name.split("/")[1][:-4] for name in out.files if name.startswith(f"{split}/"))
+        for split in SPLITS
+    }
+    out.write_json("meta.json", meta)
+    for name, value in totals.items():
+        out.metric(name, value)
+    return out.commit()
+
+
+_COUNTS = tuple(f"{split}_{what}" for split in SPLITS for what in ("documents", "tokens", "bytes"))
+
+
+def document_hash(document_id: str) -> int:
+    """Return the 64 bits by which a document is held out or not."""
+    import xxhash
+
+    return int(xxhash.xxh3_64_intdigest(b"validation" + document_id.encode()))
+
+
+def _validation_limit(documents: Documents, names: list[str], fraction: float) -> int:
+    """Return the hash below which documents are held out, so that at least one is."""
+    smallest, count = 2**64, 0
+    for name in names:
+        with documents.open(name) as file:
+            ids = pq.ParquetFile(file).read(columns=["id"])["id"].to_pylist()
+        count += len(ids)
+        smallest = min(smallest, min(map(document_hash, ids), default=2**64))
+    if count == 0:
+        raise InputError(
+            "there is no document to encode: all were removed; look at the ledger (removed/) for "
+            "the reasons, and loosen the stage that took most"
+        )
+    if fraction == 0:
+        return 0
+    if count < 2:
+        raise InputError(
+            "one document cannot be split into train and validation: give more documents or set "
+            "validation_fraction=0"
+        )
+    return max(int(fraction * 2**64), smallest + 1)
+
+
+class _SplitWriter:
+    """Collects the documents of one split and writes files that hold whole documents."""
+
+    def __init__(
+        self, shard: ShardOutput, split: str, shard_tokens: int, vocab_size: int, digest: str
+    ) -> None:
+        self._shard = shard
+        self._split = split
+        self._shard_tokens = shard_tokens
+        self._vocab_size = vocab_size
+        self._digest = digest
+        self._parts: list[NDArray[Any]] = []
+        self._filled = 0
+        self._num_files = 0
+        self.histogram = np.zeros(vocab_size, np.int64)
+        self.rows: dict[str, list[Any]] = {name: [] for name in INDEX_SCHEMA.names}
+
+    def add(self, document_id: str, tokens: NDArray[Any]) -> None:
+        """Append a document, its EOS included."""
+        if self._filled and self._filled + tokens.size > self._shard_tokens:
+            self.flush()
+        row = (document_id, self._split, self._name(), self._filled, tokens.size)
+        for column, value in zip(self.rows.values(), row, strict=True):
+            column.append(value)
+        self._parts.append(tokens)
+        self._filled += tokens.size
+
+    def flush(self) -> None:
+        """Write what was collected as one file; an empty split gives none."""
+        if not self._filled:
+            return
+        tokens = np.concatenate(self._parts)
+        self.histogram += np.bincount(tokens, minlength=self._vocab_size)
+        name = f"{self._split}/{self._name()}.bin"
+        self._shard.write_bytes(name, pack_shard(tokens, self._vocab_size, self._digest))
+        self._shard.set_rows(name, tokens.size)
+        self._parts, self._filled = [], 0
+        self._num_files += 1
+
+    def _name(self) -> str:
+        return f"{self._shard.key}-{self._num_files:03d}"
+
+
+def _encode_file(
+    shard: ShardOutput,
+    key: str,
+    *,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    config: ShardsConfig,
+    limit: int,
+) -> None:
+    """Encode one file of documents."""
+    from lmpipe.tokenization.encoding import Encoding
+
+    encoding = Encoding.load(tokenizer)
+    train, validation = (
+        _SplitWriter(shard, split, config.shard_tokens, encoding.vocab_size, tokenizer.digest)
+        for split in SPLITS
+    )
+    for name in _COUNTS:
+        shard.count(name, 0)
+    with documents.open(f"kept/{key}.parquet") as file:
+        for batch in pq.ParquetFile(file).iter_batches(256, columns=["id", "text"]):
+            sizes = pc.binary_length(batch["text"]).to_pylist()
+            for document_id, text, size in zip(
+                batch["id"].to_pylist(), batch["text"].to_pylist(), sizes, strict=True
+            ):
+                held_out = document_hash(document_id) < limit
+                split = SPLITS[held_out]
+                tokens = _encode_document(encoding, document_id, text)
+                (validation if held_out else train).add(document_id, tokens)
+                shard.count(f"{split}_documents")
+                shard.count(f"{split}_tokens", tokens.size)
+                shard.count(f"{split}_bytes", size)
+    train.flush()
+    validation.flush()
+    rows = {name: train.rows[name] + validation.rows[name] for name in INDEX_SCHEMA.names}
+    with shard.open(f"parts/{key}.parquet") as part:
+        pq.write_table(pa.table(rows, INDEX_SCHEMA), part, compression="zstd")
+    buffer = io.BytesIO()
+    np.save(buffer, np.stack([train.histogram, validation.histogram]))
+    shard.write_bytes(f"parts/{key}.npy", buffer.getvalue())
+
+
+def _encode_document(encoding: "Encoding", document_id: str, text: str) -> NDArray[Any]:
+    try:
+        tokens = encoding.encode_numpy(text)
+    except InputError as error:
+        raise InputError(f"document {document_id}: {error}") from error
+    return np.append(tokens, np.uint32(encoding.eos)).astype(token_dtype(encoding.vocab_size))
+
+
+def _gather(
+    out: Output[TokenShards], keys: list[str], totals: dict[str, int]
+) -> dict[str, NDArray[np.int64]]:
+    """Join the shards' index and token counts, check that nothing is lost, return the counts."""
+    histogram: Any = 0
+    found = dict.fromkeys(_COUNTS, 0)
+    with (
+        out.open("index.parquet") as file,
+        pq.ParquetWriter(file, INDEX_SCHEMA, compression="zstd") as writer,
+    ):
+        for key in keys:
+            part, counts = (out.files.pop(f"parts/{key}.{kind}") for kind in ("parquet", "npy"))
+            with out.store.open(part.path) as stored:
+                table = pq.read_table(stored)
+            if table.num_rows:
+                writer.write_table(table)
+            for split in SPLITS:
+                lengths = table.filter(pc.equal(table["split"], split))["length"]
+                found[f"{split}_documents"] += len(lengths)
+                found[f"{split}_tokens"] += int(pc.sum(lengths).as_py() or 0)
+            histogram = histogram + np.load(io.BytesIO(out.store.read(counts.path) or b""))
+    for i, split in enumerate(SPLITS):
+        files = [record for name, record in out.files.items() if name.startswith(f"{split}/")]
+        rows = sum(record.rows or 0 for record in files)
+        encoded = totals[f"{split}_tokens"]
+        assert rows == found[f"{split}_tokens"] == int(histogram[i].sum()) == encoded, (
+            f"{split}: {encoded} tokens encoded, {rows} written, "
+            f"{found[f'{split}_tokens']} in the index"
+        )
+        assert found[f"{split}_documents"] == totals[f"{split}_documents"]
+    if not totals["train_tokens"]:
+        raise InputError(
+            "every document was held out for validation: give more documents or set a smaller "
+            "validation_fraction"
+        )
+    return dict(zip(SPLITS, histogram, strict=True))
+
+
+def unigram_entropy_nats(train: NDArray[np.int64], validation: NDArray[np.int64]) -> float:
+    """Return the loss of the best context-free model: add-one train counts on validation tokens.
+
+    A trained model that is not below it has learnt nothing from context.
+    """
+    probability = (train + 1) / (train.sum() + train.size)
+    # math.fsum does not depend on the order of adding, so the bytes are the same everywhere
+    terms = (-validation * np.log(probability)).tolist()
+    return round(math.fsum(terms) / max(1, int(validation.sum())), 9)
+
+
+def _meta(
+    settings: dict[str, Any],
+    tokenizer_digest: str,
+    totals: dict[str, int],
+    histograms: dict[str, NDArray[np.int64]],
+) -> dict[str, Any]:
+    eos = settings["eos"]
+    for split in SPLITS:
+        ends, count = int(histograms[split][eos]), totals[f"{split}_documents"]
+        assert ends == count, f"{split}: {ends} EOS tokens for {count} documents"
+    entropy = unigram_entropy_nats(histograms["train"], histograms["validation"])
+    return {
+        "vocab_size": settings["vocab_size"],
+        "eos": eos,
+        "dtype": token_dtype(settings["vocab_size"]).name,
+        "tokenizer_digest": tokenizer_digest,
+        "unigram_entropy_nats": entropy if totals["validation_tokens"] else None,
+        **{
+            what: {split: totals[f"{split}_{what}"] for split in SPLITS}
+            for what in ("documents", "tokens")
+        },
+        "text_bytes": {split: totals[f"{split}_bytes"] for split in SPLITS},
+    }
