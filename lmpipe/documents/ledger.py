@@ -4,25 +4,26 @@
 which worker removed what.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from lmpipe.documents.schema import REMOVED_SCHEMA
 from lmpipe.documents.write import DocumentWriter, rows_to_table
 
 BUCKETS = "0123456789abcdef"
-PART = "parts/removed.parquet"
 
 
 class Writable(Protocol):
     """What writing needs of an output: a binary file by name, and its number of rows."""
 
-    @property
-    def open(self) -> Callable[..., AbstractContextManager[BinaryIO]]: ...
+    def open(
+        self, name: str, mode: str = "wb", *, digest: bool = True
+    ) -> AbstractContextManager[Any, Any]: ...
 
     def set_rows(self, name: str, rows: int) -> None: ...
 
@@ -90,3 +91,29 @@ def assert_conserved(stage: str, num_input: int, num_kept: int, num_removed: int
     assert num_kept + num_removed == num_input, (
         f"{stage}: kept {num_kept} + removed {num_removed} != input {num_input}"
     )
+
+
+def write_part(shard: Writable, key: str, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write what one shard removed, for `gather_parts` to sort into buckets."""
+    with (
+        shard.open(f"parts/{key}.parquet", "wb") as file,
+        DocumentWriter(file, REMOVED_SCHEMA) as writer,
+    ):
+        for row in rows:
+            writer.write(row)
+    return writer.num_rows
+
+
+def gather_parts(out: Any, keys: Iterable[str]) -> int:
+    """Sort the parts of all shards into the ledger's buckets, and drop them from the artifact.
+
+    Args:
+        out: the stage's Output, after `run_shards`.
+        keys: the shards' keys, in input order.
+    """
+    tables = []
+    for key in keys:
+        part = out.files.pop(f"parts/{key}.parquet")
+        with out.store.open(part.path) as file:
+            tables.append(pq.read_table(file))
+    return write_ledger(out, tables)

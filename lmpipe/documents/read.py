@@ -1,7 +1,7 @@
 """Read documents, shard by shard and batch by batch, with only the columns that are asked for."""
 
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +14,7 @@ class Readable(Protocol):
 
     def names(self, prefix: str = "") -> list[str]: ...
 
-    def open(self, name: str) -> BinaryIO: ...
+    def open(self, name: str) -> IO[bytes]: ...
 
 
 def shard_names(documents: Readable) -> list[str]:

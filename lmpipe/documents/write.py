@@ -7,7 +7,7 @@ equal rows in unequal files, and everything below would be rebuilt.
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,12 @@ _DICTIONARY_COLUMNS = (
 )  # fmt: skip
 
 
+class BinaryFile(Protocol):
+    """A file that takes bytes."""
+
+    def write(self, data: Any, /) -> Any: ...
+
+
 class DocumentWriter:
     """Write rows or tables of documents into one Parquet file. Use as a context manager.
 
@@ -36,7 +42,7 @@ class DocumentWriter:
 
     def __init__(
         self,
-        file: BinaryIO,
+        file: BinaryFile,
         schema: pa.Schema = DOCUMENT_SCHEMA,
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
