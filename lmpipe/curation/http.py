@@ -134,7 +134,13 @@ def page_charset(body: bytes, header: str | None) -> str:
         declared = _known(match.group(1).decode("ascii"))
         if declared:  # a page whose meta could be read as ASCII is not in UTF-16
             return "utf-8" if declared.startswith("utf-16") else declared
-    return str(detect_encoding(body) or "utf-8")
+    if b"\x1b" not in body:  # an escape may be ISO-2022's, which is ASCII to the eye
+        try:
+            body.decode("utf-8")
+            return "utf-8"  # other charsets pass this test by chance about never
+        except UnicodeDecodeError:
+            pass
+    return _known(detect_encoding(body)) or "utf-8"
 
 
 def decode_text(body: bytes, charset: str) -> str:

@@ -60,7 +60,7 @@ def test_shipped_damaged_archives_run_to_the_end(bench: Workbench) -> None:
 
 @pytest.mark.parametrize("extractor", ["trafilatura", "trafilatura_fast", "resiliparse"])
 def test_every_extractor_finds_the_prose(bench: Workbench, extractor: str) -> None:
-    source = bench.files("crawl", a__warc=response(page(5, words=200)))
+    source = bench.files("crawl", a__warc=response(page(5, words=160)))
     documents = bench.run(extract, ExtractConfig(extractor=extractor), source)
     text = next(read_documents(documents, ["text", "extractor"])).to_pylist()[0]
     assert text["extractor"] == extractor

@@ -35,7 +35,9 @@ def response(
 def page(number: int, words: int = 80) -> bytes:
     """Return a page with enough prose for every extractor."""
     sentence = f"Page {number} has a sentence about subject {number * 7} and its use. "
-    paragraphs = "".join(f"<p>{sentence * 3}</p>" for _ in range(max(1, words // 30)))
+    paragraphs = "".join(
+        f"<p>Paragraph {part} of them. {sentence * 3}</p>" for part in range(max(1, words // 40))
+    )
     return f"<!doctype html><html><body><article>{paragraphs}</article></body></html>".encode()
 
 
