@@ -1,0 +1,97 @@
+"""Main text out of HTML: three extractors behind one name each.
+
+trafilatura keeps most of the article and costs most; its fast mode leaves out the fall-back
+extractors (in one run on 103 labelled pages: F1 0.964 against 0.963, 64 against 43 pages a second);
+resiliparse is C++ and ten times faster at F1 0.913. None keeps state between pages, so a page's
+text does not depend on what came before.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from lmpipe.curation.http import decode_text, page_charset
+from lmpipe.curation.sandbox import Sandbox, StoppedError
+
+Extractor = Literal["trafilatura", "trafilatura_fast", "resiliparse"]
+LIMIT_REASONS = ("time_limit", "memory_limit", "extractor_died")
+
+
+class MainText(PipelineStep):  # type: ignore[misc]
+    """Replace each page's bytes by its main text, or by the reason why there is none.
+
+    Args:
+        extractor: which one.
+        max_seconds: CPU time per page.
+        max_bytes: memory per page.
+    """
+
+    name = "main text"
+    type = "EXTRACTOR"
+
+    def __init__(self, extractor: Extractor, max_seconds: float, max_bytes: int) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.max_seconds = max_seconds
+        self.max_bytes = max_bytes
+
+    def run(
+        self, data: Iterator[Document], rank: int = 0, world_size: int = 1
+    ) -> Iterator[Document]:
+        """Yield every document that comes in."""
+        extract_page((self.extractor, b"<html><body><p>A first page loads the parsers.</p>", None))
+        with Sandbox(extract_page, self.max_seconds, self.max_bytes) as sandbox:
+            for document in data:
+                if "removed" not in document.metadata:
+                    self._fill(document, sandbox)
+                yield document
+
+    def _fill(self, document: Document, sandbox: Sandbox) -> None:
+        metadata = document.metadata
+        body = metadata.pop("body")
+        try:
+            document.text, metadata["charset"] = sandbox(
+                (self.extractor, body, metadata.pop("header_charset"))
+            )
+        except StoppedError as stop:
+            metadata["removed"] = stop.reason
+            return
+        metadata["extractor"] = self.extractor
+        if not document.text:
+            metadata["removed"] = "no_text"
+
+
+def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str]:
+    """Return a page's main text and charset; runs in the sandbox."""
+    extractor, body, header_charset = page
+    charset = page_charset(body, header_charset)
+    text = extract_text(extractor, decode_text(body, charset))
+    return clean_text(text), charset
+
+
+def extract_text(extractor: Extractor, html: str) -> str:
+    """Return the main text of a decoded page."""
+    if extractor == "resiliparse":
+        from resiliparse.extract.html2text import extract_plain_text
+
+        return str(extract_plain_text(html, main_content=True, alt_texts=False))
+    import trafilatura
+
+    text: Any = trafilatura.extract(
+        html,
+        fast=extractor == "trafilatura_fast",
+        include_comments=False,
+        include_tables=True,
+        deduplicate=False,  # its memory of earlier pages would make a page depend on its order
+    )
+    return text or ""
+
+
+def clean_text(text: str) -> str:
+    """Normalise to NFC with plain newlines, without NUL and lone surrogates, stripped."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.encode("utf-8", "ignore").decode())
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip()

@@ -1,0 +1,163 @@
+"""Undo HTTP's transfer and content encodings, and name the charset of a page.
+
+FastWARC can decode too, but gives up on what crawls really hold: chunk extensions, bodies whose
+headers still say chunked or gzip after the crawler decoded them, streams cut short. Here a stream
+gives what can be read, and never more than a bound, so that a zip bomb costs no memory.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable
+
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+
+_CHUNK_HEADER = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(;[^\r\n]*)?\r?\n")
+_META_CHARSET = re.compile(
+    rb"""<meta[^>]{0,400}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE
+)
+_META_WINDOW_BYTES = 65_536  # browsers look at 1,024; real pages put scripts before their meta
+_BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+
+
+class BodyTooLargeError(Exception):
+    """A body is larger than the bound once decoded."""
+
+
+def decode_body(body: bytes, transfer: str, content: str, max_bytes: int) -> bytes:
+    """Undo chunking, then content encodings in reverse order.
+
+    Args:
+        transfer: the Transfer-Encoding header, or empty.
+        content: the Content-Encoding header, or empty.
+        max_bytes: bound on the decoded size.
+
+    Raises:
+        BodyTooLargeError: the bound is passed.
+        ValueError: an encoding that nobody here can undo, or a stream corrupt from the start.
+    """
+    if "chunked" in transfer.lower():
+        body = join_chunks(body)
+    for name in reversed([part.strip().lower() for part in content.split(",") if part.strip()]):
+        body = _decode(body, name, max_bytes)
+    if len(body) > max_bytes:
+        raise BodyTooLargeError(f"{len(body)} bytes")
+    return body
+
+
+def join_chunks(body: bytes) -> bytes:
+    """Join HTTP chunks; a body that is not chunked after all is returned as it is."""
+    pieces: list[bytes] = []
+    at = 0
+    while match := _CHUNK_HEADER.match(body, at):
+        size = int(match.group(1), 16)
+        if size == 0:
+            return b"".join(pieces)  # trailers may follow
+        pieces.append(body[match.end() : match.end() + size])
+        at = match.end() + size
+        at += 2 if body[at : at + 2] == b"\r\n" else body[at : at + 1] == b"\n"
+    if not pieces:
+        return body
+    return b"".join([*pieces, body[at:]])
+
+
+def _decode(body: bytes, name: str, max_bytes: int) -> bytes:
+    if name in ("identity", "none", "utf-8", "") or not body:
+        return body
+    if name in ("gzip", "x-gzip"):
+        return _inflate(body, (31,), max_bytes) if body[:2] == b"\x1f\x8b" else body
+    if name == "deflate":
+        return _inflate(body, (15, -15), max_bytes)
+    if name == "br":
+        return _unbrotli(body, max_bytes)
+    if name == "zstd":
+        import io
+
+        import zstandard
+
+        reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body))
+        return _bounded(reader.read(max_bytes + 1), max_bytes)
+    raise ValueError(f"unknown content encoding {name!r}")
+
+
+def _inflate(body: bytes, windows: Iterable[int], max_bytes: int) -> bytes:
+    for window in windows:
+        inflater = zlib.decompressobj(window)
+        try:
+            return _bounded(inflater.decompress(body, max_bytes + 1), max_bytes)
+        except zlib.error:
+            if read := _inflate_bytewise(body, window, max_bytes):
+                return read
+    raise ValueError("corrupt compressed body")
+
+
+def _inflate_bytewise(body: bytes, window: int, max_bytes: int) -> bytes:
+    """Return what lies before the first error of a stream."""
+    inflater = zlib.decompressobj(window)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        for at in range(0, len(body), 256):
+            pieces.append(inflater.decompress(body[at : at + 256], max_bytes + 1 - size))
+            size += len(pieces[-1])
+            if size > max_bytes:
+                break
+    except zlib.error:
+        pass
+    return _bounded(b"".join(pieces), max_bytes)
+
+
+def _unbrotli(body: bytes, max_bytes: int) -> bytes:
+    import io
+
+    from fastwarc.stream_io import BrotliReader
+
+    try:
+        return _bounded(BrotliReader(io.BytesIO(body)).read(max_bytes + 1), max_bytes)
+    except OSError as error:
+        raise ValueError(f"corrupt brotli body: {error}") from error
+
+
+def _bounded(data: bytes, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise BodyTooLargeError(f"more than {max_bytes} bytes")
+    return data
+
+
+def page_charset(body: bytes, header: str | None) -> str:
+    """Name a page's charset: byte order mark, HTTP header, meta element, then detection."""
+    for mark, name in _BOMS:
+        if body.startswith(mark):
+            return name
+    if from_header := _known(header):
+        return from_header
+    if match := _META_CHARSET.search(body, 0, _META_WINDOW_BYTES):
+        declared = _known(match.group(1).decode("ascii"))
+        if declared:  # a page whose meta could be read as ASCII is not in UTF-16
+            return "utf-8" if declared.startswith("utf-16") else declared
+    if b"\x1b" not in body:  # an escape may be ISO-2022's, which is ASCII to the eye
+        try:
+            body.decode("utf-8")
+            return "utf-8"  # other charsets pass this test by chance about never
+        except UnicodeDecodeError:
+            pass
+    return _known(detect_encoding(body)) or "utf-8"
+
+
+def decode_text(body: bytes, charset: str) -> str:
+    """Decode a page; bytes that the charset does not have become U+FFFD."""
+    text = body.decode(charset, "replace")
+    return text.removeprefix("\ufeff")
+
+
+def _known(label: str | None) -> str | None:
+    """Return the WHATWG name of a charset label if Python can decode it."""
+    if not label:
+        return None
+    name = map_encoding_to_html5(label.strip().strip("\"'").lower(), False)
+    if not name:
+        return None
+    try:
+        b"".decode(name)
+    except LookupError:
+        return None
+    return str(name)

@@ -1,0 +1,201 @@
+"""import_documents: Parquet, JSONL and plain text → documents, for corpora that are text already.
+
+One file is one shard. A row that cannot be used goes to the ledger with the file and row it came
+from; a file that breaks off gives the rows before the break.
+"""
+
+import gzip
+import io
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Documents, Source
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".md")
+
+
+class ImportDocumentsConfig(StageConfig):
+    """Which fields of the rows become which columns."""
+
+    text_field: str = Field("text", min_length=1, description="Field that holds the text.")
+    id_field: str = Field(
+        "", description="Field that names a row within its file; empty: the row's number."
+    )
+    url_field: str = Field("url", description="Field with the URL; rows without it have none.")
+    date_field: str = Field("date", description="Field with the date; rows without it have none.")
+    text_documents: Literal["file", "line"] = Field(
+        "file", description="Whether a plain text file is one document, or each line is one."
+    )
+
+
+@stage(version=1, kind="exact")
+def import_documents(
+    out: Output[Documents], config: ImportDocumentsConfig, source: Source, *, runtime: Runtime
+) -> Documents:
+    """Import a source's Parquet, JSONL(.gz, .zst) and text files.
+
+    Raises:
+        InputError: a file of another kind, or no row with text.
+    """
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
+
+    names = source.names()
+    if strange := [name for name in names if not _plain_name(name).endswith(SUFFIXES)]:
+        raise InputError(
+            f"cannot import {strange[:5]}; known are {', '.join(SUFFIXES)}, .gz and .zst"
+        )
+    keys = [f"{number:05d}" for number in range(len(names))]
+    work = partial(
+        _import_file, source=source, names=dict(zip(keys, names, strict=True)), config=config
+    )
+    records = out.run_shards(keys, work, runtime)
+    num_rows = sum(int(record.counts["rows"]) for record in records)
+    num_kept = sum(int(record.counts["kept"]) for record in records)
+    assert_conserved("import_documents", num_rows, num_kept, gather_parts(out, keys))
+    reasons: Counter[str] = Counter()
+    for record in records:
+        reasons.update(record.info["reasons"])
+    out.metric("input", num_rows)
+    out.metric("kept", num_kept)
+    out.metric("removed", dict(sorted(reasons.items())))
+    out.table("removed", [{"reason": why, "count": count} for why, count in reasons.most_common()])
+    if num_kept == 0:
+        raise InputError(
+            f"import_documents kept none of {num_rows} rows of source {source.name!r}: "
+            f"{dict(reasons)}. Is text_field={config.text_field!r} right?"
+        )
+    return out.commit()
+
+
+def _import_file(
+    shard: ShardOutput,
+    key: str,
+    *,
+    source: Source,
+    names: dict[str, str],
+    config: ImportDocumentsConfig,
+) -> None:
+    from lmpipe.curation.html import clean_text
+    from lmpipe.curation.warc import host_of
+    from lmpipe.documents.ledger import removal, write_part
+    from lmpipe.documents.schema import document_id
+    from lmpipe.documents.write import DocumentWriter
+
+    name = names[key]
+    removed: list[dict[str, Any]] = []
+    rows = 0
+    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
+        for number, row in enumerate(_rows(source.local(name), _plain_name(name), config)):
+            rows += 1
+            reason, row = (row, {}) if isinstance(row, str) else (None, row)
+            text = row.get(config.text_field)
+            label = row.get(config.id_field) if config.id_field else None
+            identity = document_id(source.name, f"{name}#{number if label is None else label}")
+            reason = reason or _reason(text)
+            if reason:
+                place = f"{name}#{number}"
+                removed.append(
+                    removal(identity, "import_documents", reason, score=number, url=place)
+                )
+                continue
+            url = row.get(config.url_field)
+            date = row.get(config.date_field)
+            writer.write(
+                {
+                    "id": identity,
+                    "text": clean_text(str(text)),
+                    "url": None if url is None else str(url),
+                    "host": None if url is None else host_of(str(url)),
+                    "date": None if date is None else str(date),
+                    "warc_path": name,
+                    "warc_offset": number,
+                    "extractor": "import",
+                }
+            )
+    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
+    write_part(shard, key, removed)
+    shard.counts.update({"kept": writer.num_rows, "rows": rows})
+    shard.info["reasons"] = dict(Counter(row["reason"] for row in removed))
+
+
+def _reason(text: Any) -> str | None:
+    if text is None:
+        return "no_text_field"
+    if not isinstance(text, str):
+        return "text_is_no_string"
+    return None if text.strip() else "no_text"
+
+
+def _plain_name(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def _rows(
+    path: Path, plain_name: str, config: ImportDocumentsConfig
+) -> Iterator[dict[str, Any] | str]:
+    """Yield a file's rows; a string is the reason why a row, or the rest, cannot be used."""
+    try:
+        if plain_name.endswith(".parquet"):
+            yield from _parquet_rows(path, config)
+        elif plain_name.endswith((".jsonl", ".json")):
+            with _open(path) as file:
+                for line in file:
+                    if line.strip():
+                        yield _json_row(line)
+        else:
+            with _open(path) as file:
+                lines = [file.read()] if config.text_documents == "file" else file
+                for line in lines:
+                    yield {config.text_field: line.decode("utf-8", "replace")}
+    except (OSError, EOFError, zlib.error, _ParquetError):
+        yield "unreadable_file"
+
+
+class _ParquetError(Exception):
+    """A Parquet file cannot be read."""
+
+
+def _parquet_rows(path: Path, config: ImportDocumentsConfig) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        wanted = {config.text_field, config.id_field, config.url_field, config.date_field}
+        columns = [name for name in file.schema_arrow.names if name in wanted]
+        for batch in file.iter_batches(batch_size=1024, columns=columns):
+            yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise _ParquetError(str(error)) from error
+
+
+def _json_row(line: bytes) -> dict[str, Any] | str:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return "invalid_json"
+    return row if isinstance(row, dict) else "no_json_object"
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.name.endswith(".gz"):
+        return gzip.open(path)  # type: ignore[return-value]
+    if path.name.endswith(".zst"):
+        import zstandard
+
+        reader = zstandard.ZstdDecompressor().stream_reader(
+            path.open("rb"), read_across_frames=True
+        )
+        return io.BufferedReader(reader)
+    return path.open("rb")

@@ -1,0 +1,107 @@
+"""Which language a document is in, and what languages are called.
+
+fastText's lid.176 reads a line; a page's first lines are menus and API names, which it takes for
+Turkish or Russian. So long documents are judged by three slices of their body. Labels and the
+codes in configs are brought to ISO 639-1 wherever a two-letter code exists: `eng`, `en-US` and
+`eng_Latn` are all `en`, and a code that nobody knows is refused instead of removing everything.
+"""
+
+import re
+import unicodedata
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lmpipe.errors import ConfigError
+
+# ISO 639-1 with its ISO 639-3 code(s)
+_CODE_TABLE = """
+aa aar ab abk ae ave af afr ak aka am amh an arg ar ara,arb as asm av ava ay aym az aze,azj
+ba bak be bel bg bul bh bih bi bis bm bam bn ben bo bod br bre bs bos ca cat ce che ch cha
+co cos cr cre cs ces,cze cu chu cv chv cy cym,wel da dan de deu,ger dv div dz dzo ee ewe
+el ell,gre en eng eo epo es spa et est,ekk eu eus,baq fa fas,per,pes ff ful fi fin fj fij
+fo fao fr fra,fre fy fry ga gle gd gla gl glg gn grn gu guj gv glv ha hau he heb hi hin
+ho hmo hr hrv ht hat hu hun hy hye,arm hz her ia ina id ind ie ile ig ibo ii iii ik ipk
+io ido is isl,ice it ita iu iku ja jpn jv jav ka kat,geo kg kon ki kik kj kua kk kaz kl kal
+km khm kn kan ko kor kr kau ks kas ku kur,kmr kv kom kw cor ky kir la lat lb ltz lg lug
+li lim ln lin lo lao lt lit lu lub lv lav,lvs mg mlg mh mah mi mri,mao mk mkd,mac ml mal
+mn mon,khk mr mar ms msa,may,zsm mt mlt my mya,bur na nau nb nob nd nde ne nep,npi ng ndo
+nl nld,dut nn nno no nor nr nbl nv nav ny nya oc oci oj oji om orm or ori,ory os oss pa pan
+pi pli pl pol ps pus,pbt pt por qu que rm roh rn run ro ron,rum ru rus rw kin sa san sc srd
+sd snd se sme sg sag si sin sk slk,slo sl slv sm smo sn sna so som sq sqi,alb sr srp ss ssw
+st sot su sun sv swe sw swa,swh ta tam te tel tg tgk th tha ti tir tk tuk tl tgl tn tsn
+to ton tr tur ts tso tt tat tw twi ty tah ug uig uk ukr ur urd uz uzb,uzn ve ven vi vie
+vo vol wa wln wo wol xh xho yi yid yo yor za zha zh zho,chi,cmn zu zul
+"""
+# labels of lid.176 that have three letters because ISO 639-1 has no code for them
+_THREE_LETTER_TABLE = """
+als arz ast azb bar bcl bpy bxr cbk ceb ckb diq dsb dty eml frr gom hif hsb ilo jbo kab krc
+lez lmo lrc mai mhr min mrj mwl myv mzn nah nap nds new pam pfl pms pnb rue sah scn sco sh
+tyv vec vep vls war wuu xal xmf yue
+"""
+_PAIRS = _CODE_TABLE.split()
+_TWO_LETTER = {two: two for two in _PAIRS[::2]} | {
+    three: two
+    for two, threes in zip(_PAIRS[::2], _PAIRS[1::2], strict=True)
+    for three in threes.split(",")
+}
+_THREE_LETTER = frozenset(_THREE_LETTER_TABLE.split())
+_SEPARATOR = re.compile(r"[-_]")
+
+
+def normalise_language(code: str) -> str:
+    """Return the ISO 639-1 code (or lid.176's own, where none exists) of any common notation.
+
+    Raises:
+        ConfigError: nobody knows the code.
+    """
+    primary = _SEPARATOR.split(code.removeprefix("__label__").strip())[0].lower()
+    if primary in _TWO_LETTER:
+        return _TWO_LETTER[primary]
+    if primary in _THREE_LETTER:
+        return primary
+    raise ConfigError(
+        f"language {code!r} is unknown; use ISO 639-1 (en), 639-3 (eng) or BCP 47 (en-US)"
+    )
+
+
+def sample(text: str, characters: int) -> str:
+    """Return about so many characters of a text's body on one line, in NFC.
+
+    Three slices, from a sixth, the middle and five sixths of the text, cut at spaces.
+    """
+    if len(text) > characters:
+        size = characters // 3
+        slices = []
+        for sixth in (1, 3, 5):
+            start = max(0, min(len(text) - size, len(text) * sixth // 6 - size // 2))
+            piece = text[start : start + size]
+            slices.append(piece.split(" ", 1)[-1] if start else piece)
+        text = " ".join(slices)
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
+class LanguageIdentifier:
+    """Name the language of texts with a fastText model."""
+
+    def __init__(self, model: Path, sample_characters: int) -> None:
+        self._model = load_fasttext(str(model))
+        self._sample_characters = sample_characters
+
+    def __call__(self, text: str) -> tuple[str | None, float]:
+        """Return the code and its probability; a text without letters has none."""
+        line = sample(text, self._sample_characters)
+        if not line:
+            return None, 0.0
+        labels, scores = self._model.predict(line)
+        if not labels:
+            return None, 0.0
+        return normalise_language(labels[0]), min(1.0, float(scores[0]))
+
+
+@lru_cache(4)
+def load_fasttext(path: str) -> Any:
+    """Load a fastText model once per process."""
+    import fasttext
+
+    return fasttext.load_model(path)

@@ -1,0 +1,67 @@
+"""KenLM perplexity, as CCNet uses it: how surprising is a document to a model of good text?
+
+The model is trained on text normalised by `normalise_lines`, and documents are scored after the
+same normalisation: lower case, digits to 0, our own words, one sentence per line. CCNet cuts words
+into SentencePiece units instead; that needs a second model file, and helps where words are long.
+
+Source: Wenzek et al. 2019 (CCNet), section 4.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lmpipe.curation.words import split_words
+
+_DIGITS = re.compile(r"\d")
+
+
+def normalise_lines(text: str) -> Iterator[str]:
+    """Yield a text's lines as the language model reads them; blank ones are left out."""
+    for line in _DIGITS.sub("0", text.lower()).splitlines():
+        words = split_words(line)
+        if words:
+            yield " ".join(words)
+
+
+class PerplexityModel:
+    """Score texts with a KenLM binary or ARPA file."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = load_kenlm(str(model))
+
+    def __call__(self, text: str) -> float | None:
+        """Return the perplexity per word, line ends included; None for a text without words."""
+        log10 = 0.0
+        tokens = 0
+        for line in normalise_lines(text):
+            log10 += self._model.score(line, bos=True, eos=True)
+            tokens += line.count(" ") + 2
+        return float(10 ** (-log10 / tokens)) if tokens else None
+
+
+@lru_cache(4)
+def load_kenlm(path: str) -> Any:
+    """Load a KenLM model once per process."""
+    import kenlm
+
+    return kenlm.Model(path)
+
+
+def main(paths: list[str]) -> None:
+    """Print the training text of `make kenlm`: the normalised lines of Parquet, JSONL or text."""
+    for path in paths:
+        if path.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            for text in pq.read_table(path, columns=["text"])["text"].to_pylist():
+                print(*normalise_lines(text), sep="\n")
+        else:
+            print(*normalise_lines(Path(path).read_text()), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,145 @@
+"""quality_classifier: labelled examples → a fastText classifier of good and bad text.
+
+H(V + K) parameters and no hidden layer: a bag of words and bigrams hashed into buckets, which is
+what DCLM and GPT-3 filtered the web with. One thread, so that equal inputs give equal bytes
+(fastText's threads race on shared weights); the price is a minute per 100 MB of examples.
+
+Source: Joulin et al. 2016; Li et al. 2024 (DCLM), section 4.4.
+"""
+
+import gzip
+import hashlib
+import json
+from typing import Any
+
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Model, Source
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+
+
+class QualityClassifierConfig(StageConfig):
+    """How the classifier is trained."""
+
+    positive_label: str = Field(
+        "positive", min_length=1, description="The label of examples to keep; all others are bad."
+    )
+    dimensions: int = Field(16, ge=1, le=1024, description="Size of a word's vector.")
+    buckets: int = Field(
+        100_000, ge=1_000, le=50_000_000, description="Hash buckets of word bigrams."
+    )
+    word_ngrams: int = Field(2, ge=1, le=5, description="Longest run of words that is a feature.")
+    min_count: int = Field(2, ge=1, le=1000, description="Rarer words are left out.")
+    epochs: int = Field(15, ge=1, le=1000, description="Passes over the examples.")
+    learning_rate: float = Field(0.5, gt=0, le=5, description="Initial learning rate.")
+    held_out_fraction: float = Field(
+        0.1, ge=0, le=0.5, description="Examples kept for the report, chosen by a hash of the text."
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the initial weights.")
+
+
+@stage(version=1, kind="exact")
+def quality_classifier(
+    out: Output[Model], config: QualityClassifierConfig, examples: Source, *, runtime: Runtime
+) -> Model:
+    """Train a fastText model on JSONL examples of {"text", "label"}; report it on a held-out part.
+
+    Raises:
+        InputError: a bad line, or fewer than two labels.
+    """
+    import fasttext
+
+    train, held_out = _split(_read_examples(examples), config)
+    labels = sorted({label for label, _ in train})
+    if config.positive_label not in labels or len(labels) < 2:
+        raise InputError(
+            f"source {examples.name!r} has the training labels {labels}; "
+            f"{config.positive_label!r} and at least one other are needed"
+        )
+    with out.scratch(runtime) as folder:
+        lines = folder / "train.txt"
+        lines.write_text("".join(f"__label__{label} {text}\n" for label, text in train))
+        model = fasttext.train_supervised(
+            str(lines),
+            dim=config.dimensions,
+            bucket=config.buckets,
+            wordNgrams=config.word_ngrams,
+            minCount=config.min_count,
+            epoch=config.epochs,
+            lr=config.learning_rate,
+            seed=config.seed,
+            thread=1,
+            verbose=0,
+        )
+        model.save_model(str(folder / "model.bin"))
+        out.put_file("model.bin", folder / "model.bin")
+    out.write_json("meta.json", {"positive_label": config.positive_label, "labels": labels})
+    out.metric("examples", len(train))
+    out.metric("held_out", _report(model, held_out, config.positive_label))
+    return out.commit()
+
+
+def classifier_text(text: str) -> str:
+    """Return a text as the classifier reads it, in training and in scoring alike."""
+    from lmpipe.curation.words import split_words
+
+    return " ".join(split_words(text.lower()))
+
+
+def positive_score(model: Any, text: str, positive_label: str) -> float:
+    """Return the probability of the positive label."""
+    labels, scores = model.predict(classifier_text(text), k=-1)
+    for label, score in zip(labels, scores, strict=True):
+        if label == f"__label__{positive_label}":
+            return min(1.0, float(score))
+    return 0.0
+
+
+def _read_examples(examples: Source) -> list[tuple[str, str]]:
+    rows = []
+    for name in examples.names():
+        data = examples.local(name).read_bytes()
+        if name.endswith(".gz"):
+            data = gzip.decompress(data)
+        for number, line in enumerate(data.decode().splitlines(), 1):
+            try:
+                row = json.loads(line)
+                label, text = str(row["label"]), str(row["text"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    f'{name} line {number} is no {{"text", "label"}} object: {error!r}'
+                ) from error
+            rows.append((label.replace(" ", "_"), classifier_text(text)))
+    return rows
+
+
+def _split(
+    rows: list[tuple[str, str]], config: QualityClassifierConfig
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Split by a hash of the text: an example stays on its side when others are added."""
+    train: list[tuple[str, str]] = []
+    held_out: list[tuple[str, str]] = []
+    for row in rows:
+        draw = int.from_bytes(hashlib.blake2b(row[1].encode(), digest_size=8).digest(), "big")
+        (held_out if draw < config.held_out_fraction * 2**64 else train).append(row)
+    return train, held_out
+
+
+def _report(model: Any, rows: list[tuple[str, str]], positive: str) -> dict[str, float]:
+    """Return precision, recall and accuracy at 0.5, and the Brier score."""
+    scored = [(positive_score(model, text, positive), label == positive) for label, text in rows]
+    hits = sum(score >= 0.5 and truth for score, truth in scored)
+    chosen = sum(score >= 0.5 for score, _ in scored)
+    truths = sum(truth for _, truth in scored)
+    right = sum((score >= 0.5) == truth for score, truth in scored)
+    count = max(1, len(scored))
+    return {
+        "examples": len(scored),
+        "precision": hits / max(1, chosen),
+        "recall": hits / max(1, truths),
+        "accuracy": right / count,
+        "brier": sum((score - truth) ** 2 for score, truth in scored) / count,
+    }

@@ -1,0 +1,149 @@
+"""select: keep the documents whose signals are within the recipe's bounds.
+
+Only columns are read to decide, so another threshold costs seconds. A document that breaks several
+rules is removed once: under the first rule in the order language, rules, quality, perplexity, with
+all of them listed beside it.
+"""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Documents
+from lmpipe.curation.language import normalise_language
+from lmpipe.curation.rules import Thresholds
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+
+
+class SelectConfig(StageConfig):
+    """Bounds on the signals; a bound that is null removes nothing."""
+
+    languages: dict[str, float] = Field(
+        {"en": 0.65},
+        description="Languages to keep, each with its lowest probability; empty: all languages.",
+    )
+    thresholds: Thresholds = Field(
+        Thresholds(), description="Bounds of the Gopher, C4 and FineWeb rules."
+    )
+    min_quality_score: float | None = Field(
+        None, ge=0, le=1, description="Lowest score of the quality classifier; null: off."
+    )
+    max_perplexity: float | None = Field(
+        None, gt=0, le=1e12, description="Highest KenLM perplexity; null: off."
+    )
+    max_perplexity_percentile: float | None = Field(
+        None,
+        gt=0,
+        lt=100,
+        description="Keep this best percentage of each language by perplexity, as CCNet's head; "
+        "counted among documents that all other bounds keep; null: off.",
+    )
+
+    @field_validator("languages")
+    @classmethod
+    def _normalise(cls, languages: dict[str, float]) -> dict[str, float]:
+        normal = {normalise_language(code): score for code, score in languages.items()}
+        if len(normal) < len(languages):
+            raise ValueError(f"languages names one language twice: {sorted(languages)}")
+        for code, score in normal.items():
+            if not 0 <= score <= 1:
+                raise ValueError(f"languages.{code}={score} must lie in [0, 1]")
+        return dict(sorted(normal.items()))
+
+
+@stage(version=1, kind="exact")
+def select(
+    out: Output[Documents], config: SelectConfig, documents: Documents, *, runtime: Runtime
+) -> Documents:
+    """Keep documents within all bounds; every other one goes to the ledger with its reasons.
+
+    Raises:
+        InputError: nothing is kept, or a bound has no signal to look at.
+    """
+    from lmpipe.curation.bounds import perplexity_limits
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.read import count_documents, shard_names
+
+    names = {Path(name).stem: name for name in shard_names(documents)}
+    limits = perplexity_limits(documents, config)
+    work = partial(_select_shard, config=config, documents=documents, names=names, limits=limits)
+    records = out.run_shards(list(names), work, runtime)
+    num_input = count_documents(documents)
+    num_kept = sum(int(record.counts["kept"]) for record in records)
+    assert_conserved("select", num_input, num_kept, gather_parts(out, list(names)))
+    _report(out, records, num_input, num_kept)
+    if num_kept == 0:
+        raise InputError(_nothing_kept(records, num_input))
+    out.metric("perplexity_limits", limits)
+    return out.commit()
+
+
+def _select_shard(
+    shard: ShardOutput,
+    key: str,
+    *,
+    config: SelectConfig,
+    documents: Documents,
+    names: dict[str, str],
+    limits: dict[str, float],
+) -> None:
+    """Decide on one shard; text is copied as it is."""
+    import pyarrow as pa
+
+    from lmpipe.curation.bounds import decide
+    from lmpipe.documents.ledger import write_part
+    from lmpipe.documents.read import read_shard
+    from lmpipe.documents.write import DocumentWriter
+
+    removed: list[dict[str, Any]] = []
+    name = f"kept/{key}.parquet"
+    with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
+        for batch in read_shard(documents, names[key]):
+            keep, rows = decide(batch, config, limits)
+            removed.extend(rows)
+            writer.write_table(batch.filter(pa.array(keep)))
+    shard.set_rows(name, writer.num_rows)
+    write_part(shard, key, removed)
+    shard.counts["kept"] = writer.num_rows
+    shard.info["first"] = dict(Counter(row["reason"] for row in removed))
+    shard.info["all"] = dict(Counter(reason for row in removed for reason in row["reasons"]))
+
+
+def _totals(records: list[ShardRecord], name: str) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record.info[name])
+    return total
+
+
+def _report(
+    out: Output[Documents], records: list[ShardRecord], num_input: int, num_kept: int
+) -> None:
+    first, all_ = _totals(records, "first"), _totals(records, "all")
+    out.metric("input", num_input)
+    out.metric("kept", num_kept)
+    out.metric("removed", dict(sorted(first.items())))
+    out.metric("broken", dict(sorted(all_.items())))
+    out.table(
+        "removed",
+        [
+            {"rule": rule, "removed first": first[rule], "broken": count}
+            for rule, count in all_.most_common()
+        ],
+    )
+
+
+def _nothing_kept(records: list[ShardRecord], num_input: int) -> str:
+    if not num_input:
+        return "select got no documents; look at what the stage before removed"
+    rule, count = _totals(records, "first").most_common(1)[0]
+    return (
+        f"select kept none of {num_input} documents. {rule} removed most: {count}. Loosen "
+        "that bound, or look at `lmpipe show` of the signals"
+    )

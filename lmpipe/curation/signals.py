@@ -1,0 +1,111 @@
+"""signals: documents → the same documents with every column that select may ask for.
+
+No threshold decides anything here, so a threshold is changed without computing again. Cheap
+signals come first: language (one line for fastText) and the rules' measures; where the config
+names a gate, documents that break one of its rules are spared the costly scores, which stay null.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Documents, Model, Source
+from lmpipe.curation.rules import Thresholds
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+
+BATCH_ROWS = 256
+
+
+class SignalsConfig(StageConfig):
+    """What is computed for which documents."""
+
+    language_sample_characters: int = Field(
+        2000, ge=30, le=1_000_000, description="How much of a document's body tells its language."
+    )
+    gate: Thresholds | None = Field(
+        None,
+        description="Documents that break one of these rules get no costly scores (quality, "
+        "perplexity); null: all get them. Use select's own thresholds or looser ones.",
+    )
+
+
+@stage(version=1, kind="exact")
+def signals(
+    out: Output[Documents],
+    config: SignalsConfig,
+    documents: Documents,
+    language_model: Source,
+    quality: Model | None,
+    perplexity_model: Source | None,
+    *,
+    runtime: Runtime,
+) -> Documents:
+    """Compute language, rule measures, quality score and perplexity of every document."""
+    from lmpipe.documents.ledger import assert_conserved, write_ledger
+    from lmpipe.documents.read import count_documents, shard_names
+
+    names = {Path(name).stem: name for name in shard_names(documents)}
+    work = partial(
+        _score_shard,
+        config=config,
+        documents=documents,
+        names=names,
+        language_model=_only_file(language_model),
+        quality=(quality.local("model.bin"), quality.read_json("meta.json")["positive_label"])
+        if quality
+        else None,
+        perplexity_model=_only_file(perplexity_model) if perplexity_model else None,
+    )
+    records = out.run_shards(list(names), work, runtime)
+    num_kept = sum(int(record.counts["kept"]) for record in records)
+    assert_conserved("signals", count_documents(documents), num_kept, write_ledger(out, []))
+    out.metric("input", num_kept)
+    out.metric("kept", num_kept)
+    out.metric("gated", sum(int(record.counts["gated"]) for record in records))
+    out.metric("languages", _languages(records))
+    return out.commit()
+
+
+def _only_file(source: Source) -> Path:
+    names = source.names()
+    if len(names) != 1:
+        raise InputError(f"source {source.name!r} must pin one model file, it pins {names}")
+    return source.local(names[0])
+
+
+def _score_shard(
+    shard: ShardOutput,
+    key: str,
+    *,
+    config: SignalsConfig,
+    documents: Documents,
+    names: dict[str, str],
+    language_model: Path,
+    quality: tuple[Path, str] | None,
+    perplexity_model: Path | None,
+) -> None:
+    from lmpipe.curation.scores import Scorer
+    from lmpipe.documents.read import read_shard
+    from lmpipe.documents.write import DocumentWriter
+
+    scorer = Scorer(config, language_model, quality, perplexity_model)
+    name = f"kept/{key}.parquet"
+    with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
+        for batch in read_shard(documents, names[key], batch_rows=BATCH_ROWS):
+            writer.write_table(scorer(batch))
+    shard.set_rows(name, writer.num_rows)
+    shard.counts.update({"kept": writer.num_rows, "gated": scorer.num_gated})
+    shard.info["languages"] = dict(scorer.languages)
+
+
+def _languages(records: list[Any]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for record in records:
+        for language, count in record.info["languages"].items():
+            total[language] = total.get(language, 0) + count
+    return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))

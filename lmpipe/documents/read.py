@@ -1,0 +1,72 @@
+"""Read documents, shard by shard and batch by batch, with only the columns that are asked for."""
+
+from collections.abc import Iterator, Sequence
+from typing import IO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lmpipe.errors import InputError
+
+
+class Readable(Protocol):
+    """What reading needs of an artifact: its names, and a file by name."""
+
+    def names(self, prefix: str = "") -> list[str]: ...
+
+    def open(self, name: str) -> IO[bytes]: ...
+
+
+def shard_names(documents: Readable) -> list[str]:
+    """Return the names of the kept shards, in input order."""
+    return sorted(name for name in documents.names("kept/") if name.endswith(".parquet"))
+
+
+def read_shard(
+    documents: Readable, name: str, columns: Sequence[str] | None = None, batch_rows: int = 1024
+) -> Iterator[pa.RecordBatch]:
+    """Yield one shard's rows in order; memory is that of one row group."""
+    with documents.open(name) as file:
+        parquet = pq.ParquetFile(file)
+        if missing := set(columns or ()) - set(parquet.schema_arrow.names):
+            raise InputError(
+                f"{name} has no columns {sorted(missing)}: was it written by a stage of documents?"
+            )
+        yield from parquet.iter_batches(
+            batch_size=batch_rows, columns=list(columns) if columns is not None else None
+        )
+
+
+def read_documents(
+    documents: Readable, columns: Sequence[str] | None = None, batch_rows: int = 1024
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all kept shards in input order."""
+    for name in shard_names(documents):
+        yield from read_shard(documents, name, columns, batch_rows)
+
+
+def count_documents(documents: Readable) -> int:
+    """Count the kept documents from the shards' footers."""
+    return sum(count_rows(documents, name) for name in shard_names(documents))
+
+
+def count_rows(documents: Readable, name: str) -> int:
+    """Count one Parquet file's rows from its footer."""
+    with documents.open(name) as file:
+        return int(pq.ParquetFile(file).metadata.num_rows)
+
+
+def read_removed(documents: Readable, prefix: str = "removed/") -> Iterator[pa.RecordBatch]:
+    """Yield the ledger's rows, bucket by bucket."""
+    for name in sorted(documents.names(prefix)):
+        yield from read_shard(documents, name)
+
+
+def find_removed(documents: Readable, document: str) -> dict[str, object] | None:
+    """Look one document up in the ledger: one bucket is read."""
+    name = f"removed/{document[0]}.parquet"
+    if name not in documents.names("removed/"):
+        return None
+    with documents.open(name) as file:
+        rows = pq.read_table(file, filters=[("id", "=", document)]).to_pylist()
+    return rows[0] if rows else None

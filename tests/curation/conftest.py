@@ -1,0 +1,63 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.source import SourceSpec, pin, source
+from lmpipe.artifacts.stage import Stage, StageConfig
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Artifact, Source
+from lmpipe.runtime import Runtime
+
+WARC = Path(__file__).parents[1] / "data" / "warc"
+
+
+class Workbench:
+    """A store of its own, and short ways to pin sources and run stages in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Store(f"file://{root / 'store'}")
+        self.events: list[dict[str, Any]] = []
+
+    def source(self, name: str, *paths: Path | str) -> Source:
+        pinned = pin(name, SourceSpec(paths=tuple(str(path) for path in paths)), self.root)
+        runtime = Runtime(locations=pinned.locations)
+        return build(source, pinned.config, {}, store=self.store, runtime=runtime)
+
+    def files(self, name: str, **files: str | bytes) -> Source:
+        """Pin files by content; a double underscore in a name stands for a dot."""
+        folder = self.root / name
+        folder.mkdir(exist_ok=True)
+        for file, data in files.items():
+            path = folder / file.replace("__", ".")
+            path.write_bytes(data.encode() if isinstance(data, str) else data)
+        return self.source(name, folder / "*")
+
+    def run(
+        self, stage: Stage[Any], config: StageConfig, *inputs: Artifact | None, workers: int = 1
+    ) -> Any:
+        return build(
+            stage,
+            config,
+            stage.bind(inputs),
+            store=self.store,
+            runtime=Runtime(workers=workers),
+            sink=self.events.append,
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Workbench:
+    return Workbench(tmp_path)
+
+
+@pytest.fixture
+def new_bench(tmp_path: Path) -> Callable[[str], Workbench]:
+    def make(name: str) -> Workbench:
+        (tmp_path / name).mkdir()
+        return Workbench(tmp_path / name)
+
+    return make

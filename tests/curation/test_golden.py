@@ -1,0 +1,63 @@
+"""What the exact stages made of a small input when these numbers were written down.
+
+A change here without a new stage VERSION means that a version was not bumped, or that a library
+changed its output. Rows and not files are hashed: a Parquet file names the library that wrote it.
+"""
+
+import hashlib
+import json
+
+import pytest
+
+from lmpipe.artifacts.types import Documents
+from lmpipe.curation.extract import ExtractConfig, extract
+from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
+from lmpipe.curation.select import SelectConfig, select
+from lmpipe.curation.signals import SignalsConfig, signals
+from lmpipe.documents.read import read_documents, read_removed
+from tests.curation.conftest import WARC, Workbench
+from tests.curation.test_select import EXAMPLES, LANGUAGE, PERPLEXITY
+
+
+def digest(documents: Documents) -> str:
+    """Hash the kept and removed rows; floats to 5 digits, as far as CPUs agree."""
+    hasher = hashlib.sha256()
+    for batches in (read_documents(documents), read_removed(documents)):
+        for batch in batches:
+            for row in batch.to_pylist():
+                plain = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()}
+                hasher.update(json.dumps(plain, sort_keys=True).encode())
+    return hasher.hexdigest()[:16]
+
+
+GOLDEN_EXTRACT = {
+    "trafilatura": (1, "7de7cb8afd1d3119"),
+    "trafilatura_fast": (1, "c0c768f952222fc6"),
+    "resiliparse": (1, "5f93db2ba67391ed"),
+}
+GOLDEN_TEXTS = {
+    "import_documents": (1, "9a28d0ec691efde2"),
+    "signals": (1, "79983dc1efb1f96d"),
+    "select": (1, "280d666c33fa6938"),
+}
+
+
+@pytest.mark.parametrize("extractor", sorted(GOLDEN_EXTRACT))
+def test_extract_gives_what_its_version_gave(bench: Workbench, extractor: str) -> None:
+    source = bench.source("golden", WARC / "*.warc", WARC / "*.gz")
+    documents = bench.run(extract, ExtractConfig(extractor=extractor), source)
+    assert (extract.version, digest(documents)) == GOLDEN_EXTRACT[extractor]
+
+
+def test_text_stages_give_what_their_versions_gave(bench: Workbench) -> None:
+    rows = "\n".join([*EXAMPLES.read_text().splitlines()[:40], "{broken"])
+    source = bench.files("golden", a__jsonl=rows)
+    first = bench.run(import_documents, ImportDocumentsConfig(), source)
+    models = bench.source("lid", LANGUAGE), None, bench.source("perplexity", PERPLEXITY)
+    second = bench.run(signals, SignalsConfig(), first, *models)
+    third = bench.run(select, SelectConfig(languages={"en": 0.3}), second)
+    made = {
+        stage.name: (stage.version, digest(documents))
+        for stage, documents in ((import_documents, first), (signals, second), (select, third))
+    }
+    assert made == GOLDEN_TEXTS

@@ -1,0 +1,105 @@
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmpipe.curation.http import (
+    BodyTooLargeError,
+    decode_body,
+    decode_text,
+    join_chunks,
+    page_charset,
+)
+
+LIMIT = 1 << 20
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=6))
+def test_chunks_with_extensions_and_trailers_are_joined(pieces: list[bytes]) -> None:
+    chunked = b"".join(b'%x;note="x"\r\n%s\r\n' % (len(piece), piece) for piece in pieces)
+    assert join_chunks(chunked + b"0\r\nLink: <x>\r\n\r\n") == b"".join(pieces)
+
+
+@pytest.mark.parametrize("body", [b"<html>not chunked at all", b"", b"zz\r\nbody"])
+def test_a_body_that_only_claims_to_be_chunked_is_kept(body: bytes) -> None:
+    assert decode_body(body, "chunked", "", LIMIT) == body
+
+
+def test_what_a_wrong_chunk_size_leaves_is_kept() -> None:
+    assert join_chunks(b"5\r\nhello\r\nxx world").startswith(b"hello")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress(b"text " * 100)),
+        ("deflate", zlib.compress(b"text " * 100)),
+        ("deflate", zlib.compress(b"text " * 100)[2:-4]),
+        ("identity", b"text " * 100),
+        ("gzip", b"text " * 100),
+    ],
+)
+def test_content_encodings_are_undone_or_seen_to_be_undone_already(
+    encoding: str, packed: bytes
+) -> None:
+    assert decode_body(packed, "", encoding, LIMIT) == b"text " * 100
+
+
+def test_brotli_and_zstd_are_undone_and_unknown_encodings_named() -> None:
+    import io
+
+    import zstandard
+    from fastwarc.stream_io import BrotliWriter
+
+    packed = io.BytesIO()
+    writer = BrotliWriter(packed)
+    writer.write(b"text " * 100)
+    writer.close()
+    data = packed.getvalue()
+    assert decode_body(data, "", "br", LIMIT) == b"text " * 100
+    assert decode_body(zstandard.compress(b"abc"), "", "zstd", LIMIT) == b"abc"
+    with pytest.raises(ValueError, match="unknown content encoding 'compress'"):
+        decode_body(b"x", "", "compress", LIMIT)
+
+
+def test_a_truncated_gzip_body_gives_what_can_be_read() -> None:
+    text = bytes(range(256)) * 200
+    packed = gzip.compress(text)
+    read = decode_body(packed[: len(packed) // 2], "", "gzip", LIMIT)
+    assert 0 < len(read) < len(text)
+    assert text.startswith(read)
+
+
+def test_a_zip_bomb_stops_at_the_bound() -> None:
+    bomb = gzip.compress(b"\0" * (50 << 20))
+    with pytest.raises(BodyTooLargeError):
+        decode_body(bomb, "", "gzip", LIMIT)
+
+
+META = b'<html><head><meta charset="iso-8859-2"></head>'
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "charset"),
+    [
+        (b"\xef\xbb\xbf" + META, "koi8-r", "utf-8"),  # the mark beats all
+        (META, "koi8-r", "koi8-r"),  # the header beats the meta element
+        (META, None, "iso8859-2"),
+        (META, "no-such-charset", "iso8859-2"),
+        (b"<script>" + b"x" * 20_000 + b"</script>" + META, None, "iso8859-2"),
+        (b"<meta http-equiv=Content-Type content='text/html; charset=gb2312'>", None, "gbk"),
+        ("<p>Привет, как дела, друзья мои</p>".encode("koi8-r") * 20, None, "koi8-r"),
+        (b"<meta charset=utf-16>", None, "utf-8"),
+    ],
+)
+def test_charsets_come_from_mark_then_header_then_meta_then_detection(
+    body: bytes, header: str | None, charset: str
+) -> None:
+    assert page_charset(body, header) == charset
+
+
+def test_bytes_that_the_charset_lacks_become_replacement_characters() -> None:
+    assert decode_text(b"caf\xe9", "utf-8") == "caf\ufffd"
+    assert decode_text(b"\xef\xbb\xbfx", "utf-8") == "x"

