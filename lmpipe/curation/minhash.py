@@ -90,14 +90,18 @@ class Clusters:
 
 
 def choose_keepers(
-    members: NDArray[np.uint32], similarity: float, max_keepers: int
+    members: NDArray[np.uint32], bounds: NDArray[np.int64], similarity: float, max_keepers: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Decide who stays in one cluster, its signatures given in order of preference.
+    """Decide who stays in each cluster.
 
-    The first stays. Each further one goes if it agrees with one that stays in at least `similarity`
-    of its minima, else it stays too: a chain a ~ b ~ c does not remove c for a that it hardly
-    resembles. At most `max_keepers` are compared with, which bounds a template's huge cluster;
-    beyond that more stay than must.
+    The first member stays. Each further one goes if it agrees with one that stays in at least
+    `similarity` of its minima, else it stays too: a chain a ~ b ~ c does not remove c for a that it
+    hardly resembles. At most `max_keepers` are compared with, which bounds the time of a template's
+    huge cluster; beyond that more stay than must.
+
+    Args:
+        members: signatures, cluster after cluster, each in order of preference.
+        bounds: cluster number i holds members `bounds[i]:bounds[i + 1]`.
 
     Returns:
         For each member the number of its keeper (its own if it stays), and their similarity.
@@ -105,7 +109,7 @@ def choose_keepers(
     keepers = np.arange(len(members), dtype=np.int64)
     scores = np.ones(len(members), np.float64)
     needed = int(np.ceil(similarity * members.shape[1] - 1e-9))
-    _choose(members, needed, max_keepers, keepers, scores)
+    _choose(members, bounds, needed, max_keepers, keepers, scores)
     return keepers, scores
 
 
@@ -174,24 +178,26 @@ def _flatten(parents: NDArray[np.int64]) -> None:
 @compiled
 def _choose(
     members: NDArray[np.uint32],
+    bounds: NDArray[np.int64],
     needed: int,
     max_keepers: int,
     keepers: NDArray[np.int64],
     scores: NDArray[np.float64],
 ) -> None:
-    staying = np.empty(min(max_keepers, len(members)), np.int64)
-    num_staying = 0
-    for member in range(len(members)):
-        best, most = -1, needed - 1
-        for index in range(num_staying):
-            equal = 0
-            for k in range(members.shape[1]):
-                equal += members[member, k] == members[staying[index], k]
-            if equal > most:
-                best, most = staying[index], equal
-        if best >= 0:
-            keepers[member] = best
-            scores[member] = most / members.shape[1]
-        elif num_staying < len(staying):
-            staying[num_staying] = member
-            num_staying += 1
+    staying = np.empty(max_keepers, np.int64)
+    for cluster in range(len(bounds) - 1):
+        num_staying = 0
+        for member in range(bounds[cluster], bounds[cluster + 1]):
+            best, most = -1, needed - 1
+            for index in range(num_staying):
+                equal = 0
+                for k in range(members.shape[1]):
+                    equal += members[member, k] == members[staying[index], k]
+                if equal > most:
+                    best, most = staying[index], equal
+            if best >= 0:
+                keepers[member] = best
+                scores[member] = most / members.shape[1]
+            elif num_staying < max_keepers:
+                staying[num_staying] = member
+                num_staying += 1

@@ -9,6 +9,7 @@ Two texts with equal 64-bit hashes are taken as equal. For 10^6 item n-grams aga
 training text a wrong match has a chance of 10^6 · 10^9 / 2^64, under one in ten thousand.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,9 @@ class NgramIndex:
         self.grams, of = np.unique(joined, return_inverse=True)
         pairs = np.stack([of, np.concatenate(numbers)] if numbers else [of, of], axis=1)
         self.owners = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))].astype(np.int64)
+        by_part = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))].astype(np.int64)
+        self._by_part = by_part[:, 0]
+        self._part_starts = np.searchsorted(by_part[:, 1], np.arange(len(texts) + 1))
         self._owner_starts = np.searchsorted(self.owners[:, 0], np.arange(len(self.grams) + 1))
         self.parts = [
             Part(item, label, int(count), int(number))
@@ -90,7 +94,11 @@ class NgramIndex:
         """Return the numbers of the parts that hold an n-gram."""
         return self.owners[self._owner_starts[gram] : self._owner_starts[gram + 1], 1]
 
-    @property
+    def grams_of(self, part: int) -> NDArray[np.int64]:
+        """Return the numbers of a part's n-grams."""
+        return self._by_part[self._part_starts[part] : self._part_starts[part + 1]]
+
+    @functools.cached_property
     def num_owning_items(self) -> NDArray[np.int64]:
         """Return, for each n-gram, how many items hold it: a template's n-grams have many."""
         numbers: dict[str, int] = {}
