@@ -1,0 +1,223 @@
+"""decontaminate: no training text may hold an evaluation item.
+
+A document is flagged by an item if it holds any of the item's word n-grams (13 by default, as for
+GPT-3), or the whole of an item that is shorter than that. Case, accents, punctuation and blanks do
+not count. What would flag innocent documents is left out, and said so in the report:
+
+- items with fewer than `min_item_words` words, which ordinary language repeats by chance;
+- n-grams of more than `template_items` items: a benchmark's own template, not one item;
+- n-grams of more than `boilerplate_documents` training documents: boilerplate, famous quotations.
+  The price is that an item leaked that often would pass, so such items are listed under
+  `boilerplate` in contamination.json for a human to look at, and dedup comes before this stage.
+
+Flagged documents are removed, or lose the paragraphs that hold an item. Each leaves its evidence in
+`overlaps/`: which item, which share of it, which words.
+
+A positive control runs every time: items from the benchmarks, in capitals and with other
+punctuation, are hidden in filler text and must all be found, else the stage fails.
+
+Two passes: scan where indexed n-grams are, shard by shard; then decide over all shards and filter.
+
+Source: Brown et al. 2020 (GPT-3), appendix C: 13-grams, and none of more than 10 documents.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Documents, Source
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+
+if TYPE_CHECKING:
+    from lmpipe.curation.contamination import Findings
+    from lmpipe.curation.ngram_index import NgramIndex
+
+
+class DecontaminateConfig(StageConfig):
+    """What counts as an overlap with an evaluation item, and what becomes of the text."""
+
+    ngram: int = Field(13, ge=1, le=64, description="Words in an n-gram.")
+    min_item_words: int = Field(
+        5, ge=1, le=64, description="Shorter texts of items are not looked for."
+    )
+    min_share: float = Field(
+        0.0, ge=0, le=1, description="Least share of an item's n-grams that flags; 0: any one."
+    )
+    template_items: int = Field(
+        8, ge=1, description="N-grams of more items than this are a template and flag nothing."
+    )
+    boilerplate_documents: int = Field(
+        10, ge=0, description="N-grams of more documents than this flag nothing; 0: no such limit."
+    )
+    remove: Literal["document", "paragraph"] = Field(
+        "document", description="Remove the document, or only its lines that hold an item."
+    )
+    min_remaining_words: int = Field(
+        20, ge=0, description="A document with fewer words left after cutting lines is removed."
+    )
+    alarm_removed_fraction: float = Field(
+        0.05, gt=0, le=1, description="Warn if a larger share of the documents is removed."
+    )
+
+
+@stage(version=1, kind="exact")
+def decontaminate(
+    out: Output[Documents],
+    config: DecontaminateConfig,
+    documents: Documents,
+    benchmarks: Source,
+    *,
+    runtime: Runtime,
+) -> Documents:
+    """Remove what holds evaluation items; write contamination.json and the evidence.
+
+    Raises:
+        InputError: no item can be looked for, the positive control fails, or nothing is kept.
+    """
+    from lmpipe.curation.contamination import decide, report, store_flags
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.read import shard_names
+
+    index = _index(config, benchmarks)
+    out.metric("control", _control(index, config))
+    names = {Path(name).stem: name for name in shard_names(documents)}
+    scan = partial(
+        scan_shard, config=config, documents=documents, names=names, benchmarks=benchmarks
+    )
+    scans = out.run_shards([f"scan-{key}" for key in names], scan, runtime)
+    findings = decide(out, scans, index, config)
+    flags = store_flags(out, findings, list(names))
+    work = partial(
+        filter_shard, config=config, documents=documents, names=names, store=out.store, flags=flags
+    )
+    records = out.run_shards(list(names), work, runtime)
+    num_input = sum(int(record.counts["documents"]) for record in scans)
+    num_kept = sum(int(record.counts["kept"]) for record in records)
+    assert_conserved("decontaminate", num_input, num_kept, gather_parts(out, list(names)))
+    out.write_json("contamination.json", report(index, findings))
+    _report(out, config, findings, records, num_input)
+    if num_kept == 0:
+        raise InputError(
+            f"decontaminate kept none of {num_input} documents: is the training text the benchmark?"
+        )
+    return out.commit()
+
+
+def scan_shard(
+    shard: ShardOutput,
+    key: str,
+    *,
+    config: DecontaminateConfig,
+    documents: Documents,
+    names: dict[str, str],
+    benchmarks: Source,
+) -> None:
+    """Note where one shard's documents hold indexed n-grams."""
+    from lmpipe.curation.contamination import scan_texts
+    from lmpipe.documents.read import read_shard
+
+    index = _index(config, benchmarks)
+    number, first, hits = key.removeprefix("scan-"), 0, []
+    for batch in read_shard(documents, names[number], ["text"]):
+        hits.append(scan_texts(index, batch.column("text"), first))
+        first += batch.num_rows
+    shard.counts["documents"] = first
+    shard.write_bytes(f"scans/{number}", b"".join(rows.tobytes() for rows in hits))
+
+
+def filter_shard(
+    shard: ShardOutput,
+    key: str,
+    *,
+    config: DecontaminateConfig,
+    documents: Documents,
+    names: dict[str, str],
+    store: Store,
+    flags: dict[str, str],
+) -> None:
+    """Write one shard without what is flagged, its part of the ledger, and the evidence."""
+    from lmpipe.curation.contamination import Remover, write_overlaps
+    from lmpipe.documents.ledger import write_part
+    from lmpipe.documents.read import read_shard
+    from lmpipe.documents.write import DocumentWriter
+
+    remover = Remover(store.read(flags[key]) or b"[]", config)
+    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
+        for batch in read_shard(documents, names[key]):
+            writer.write_table(remover.apply(batch))
+    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
+    write_part(shard, key, remover.removed)
+    write_overlaps(shard, key, remover.overlaps)
+    shard.counts.update({"kept": writer.num_rows, "cut": remover.num_cut})
+
+
+def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":
+    from lmpipe.benchmarks.items import read_benchmarks
+    from lmpipe.curation.ngram_index import NgramIndex
+
+    items = [item for items in read_benchmarks(benchmarks).values() for item in items]
+    index = NgramIndex(items, config.ngram, config.min_item_words)
+    if not len(index.grams):
+        raise InputError(
+            f"none of {len(items)} items has min_item_words={config.min_item_words} words: "
+            "nothing could ever be found; lower it"
+        )
+    return index
+
+
+def _control(index: "NgramIndex", config: DecontaminateConfig) -> dict[str, int]:
+    """Hide items in filler text and require that each is found.
+
+    Raises:
+        InputError: one is not found.
+    """
+    from lmpipe.curation.contamination import find_planted
+
+    planted, lost = find_planted(index, config)
+    if planted == 0:
+        raise InputError(
+            f"every item holds n-grams of over template_items={config.template_items} items: "
+            "nothing could be told apart; raise it"
+        )
+    if lost:
+        raise InputError(
+            f"decontaminate's positive control: {len(lost)} of {planted} planted items were not "
+            f"found, {lost[0]} among them"
+        )
+    return {"planted": planted, "found": planted}
+
+
+def _report(
+    out: Output[Documents],
+    config: DecontaminateConfig,
+    findings: "Findings",
+    records: list[ShardRecord],
+    num_input: int,
+) -> None:
+    num_kept = sum(int(record.counts["kept"]) for record in records)
+    rows = findings.table()
+    out.metric("input", num_input)
+    out.metric("kept", num_kept)
+    out.metric("removed", {"contaminated": num_input - num_kept})
+    out.metric("cut", sum(int(record.counts["cut"]) for record in records))
+    out.metric("benchmarks", {row["benchmark"]: row for row in rows})
+    out.table("contamination", rows)
+    for row in rows:
+        if row["boilerplate items"]:
+            out.log(
+                f"{row['boilerplate items']} items of {row['benchmark']} occur, but flagged none: in "
+                f"over {config.boilerplate_documents} documents; see contamination.json",
+                level="warning",
+            )
+    if num_input - num_kept > config.alarm_removed_fraction * num_input:
+        out.log(
+            f"{num_input - num_kept} of {num_input} documents hold evaluation items, over "
+            f"alarm_removed_fraction={config.alarm_removed_fraction}: look at overlaps/",
+            level="warning",
+        )
