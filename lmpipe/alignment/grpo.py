@@ -1,8 +1,8 @@
 """The stage `grpo`: reinforcement learning from a verifiable reward, without a value model.
 
-Each step samples several completions per problem, scores them, and moves probability from those below
-the mean of their own group to those above it. A learned value function, PPO's way to a baseline, costs
-a second model and a second loss; a group's own mean is unbiased and free.
+Each step samples several completions per problem, scores them, and moves probability from those
+below the mean of their own group to those above it. A learned value function, PPO's way to a
+baseline, costs a second model and a second loss; a group's own mean is unbiased and free.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class GrpoConfig(AlignmentConfig):
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         "token_mean",
-        description="Mean over all tokens, over completions (GRPO's paper), or by a constant (Dr. GRPO).",
+        description="Mean over tokens, over completions (GRPO's paper), or by a constant (Dr. GRPO).",
     )
     zero_variance: Literal["keep", "drop"] = Field(
         "keep",
-        description="Groups with one reward: keep them for the KL term, or leave them out altogether.",
+        description="Groups with one reward: keep them for the KL term, or leave them out.",
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below 1 - this.")
     clip_high: float = Field(0.2, gt=0, le=10, description="The ratio is clipped above 1 + this.")
@@ -64,8 +64,8 @@ class GrpoConfig(AlignmentConfig):
     def _kl_pulls(self) -> GrpoConfig:
         if self.kl_estimator == "k1" and self.kl_coefficient > 0:
             raise ConfigError(
-                "kl_estimator=k1 in the loss pulls every sampled token down and nothing towards the "
-                "reference; use k2 or k3, or kl_coefficient=0 to plot k1 only"
+                "kl_estimator=k1 in the loss pulls every sampled token down and nothing towards "
+                "the reference; use k2 or k3, or kl_coefficient=0 to plot k1 only"
             )
         return self
 

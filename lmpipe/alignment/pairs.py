@@ -58,6 +58,6 @@ def make_pairs(rollouts: Sequence[Rollout], max_per_prompt: int) -> tuple[list[P
     if not pairs:
         raise InputError(
             f"no pairs: of {len(groups)} prompts {all_right} had only right and {none_right} no "
-            "right completions; change the task's difficulty, the temperature or rollouts_per_prompt"
+            "right completions; change the task, the temperature or rollouts_per_prompt"
         )
     return pairs, PairReport(len(groups), with_pairs, all_right, none_right, len(pairs))
