@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lmpipe.alignment.task import TaskConfig
-from lmpipe.artifacts import StageConfig
+from lmpipe.artifacts.stage import StageConfig
 
 
 class AlignmentConfig(StageConfig):

@@ -12,7 +12,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from lmpipe.alignment.config import AlignmentConfig
-from lmpipe.artifacts import Output, stage
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.runtime import Runtime
 

@@ -12,7 +12,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from lmpipe.alignment.config import AlignmentConfig
-from lmpipe.artifacts import Output, stage
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
@@ -37,7 +38,7 @@ class GrpoConfig(AlignmentConfig):
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         "token_mean",
-        description="Mean over tokens, over completions (GRPO's paper), or by a constant (Dr. GRPO).",
+        description="Mean over tokens, over completions (GRPO), or by a constant (Dr. GRPO).",
     )
     zero_variance: Literal["keep", "drop"] = Field(
         "keep",

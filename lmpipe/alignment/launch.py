@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmpipe.alignment.config import AlignmentConfig
-from lmpipe.artifacts import Output
+from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks

@@ -21,8 +21,11 @@ import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, question
 from lmpipe.inference.generate import generate
+from lmpipe.inference.sampling import SamplingConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.rewards.problem import Problem, Task, score_completions
+
+ROWS_AT_ONCE = 2048  # a KV cache of 3M parameters and 64 positions: 2048 rows are 0.3 GB
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,14 @@ def sample_rollouts(
     """Sample completions of each problem on every rank's share and return all of them, in order."""
     rank, world_size = _place()
     mine = list(range(rank, len(problems), world_size))
-    sampled = _sample(model, chat, task, problems, mine, sampling, seed=seed * world_size + rank)
+    at_once = max(1, ROWS_AT_ONCE // sampling.num_samples)
+    sampled = [
+        rollout
+        for start in range(0, len(mine), at_once)
+        for rollout in _sample(
+            model, chat, task, problems, mine[start : start + at_once], sampling, seed
+        )
+    ]
     return sorted(_share(sampled), key=lambda rollout: rollout.group)  # stable: samples keep order
 
 
@@ -73,19 +83,16 @@ def _sample(
     problems: Sequence[Problem],
     mine: Sequence[int],
     sampling: Sampling,
-    *,
     seed: int,
 ) -> list[Rollout]:
     prompts = [chat.render_prompt(question(problems[n].prompt)) for n in mine]
-    if not prompts:
-        return []
     completions = generate(
         model,
         prompts,
+        SamplingConfig(temperature=sampling.temperature),
         max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
         stop_ids=chat.stop_ids,
-        seed=seed,
+        seed=(seed << 32) + mine[0],  # the stream of a chunk goes by its first problem
         num_samples=sampling.num_samples,
     )
     groups = [n for n in mine for _ in range(sampling.num_samples)]

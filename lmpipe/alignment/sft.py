@@ -11,7 +11,8 @@ from pydantic import Field
 
 from lmpipe.alignment.config import AlignmentConfig
 from lmpipe.alignment.packing import Overflow
-from lmpipe.artifacts import Output, stage
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Source
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime

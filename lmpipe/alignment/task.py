@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from lmpipe.artifacts import StageConfig
+from lmpipe.artifacts.stage import StageConfig
 from lmpipe.errors import ConfigError
 from lmpipe.rewards.arithmetic import Arithmetic
 from lmpipe.rewards.problem import Problem, Split, Task
