@@ -21,7 +21,6 @@ import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, question
 from lmpipe.inference.generate import generate
-from lmpipe.inference.sampling import SamplingConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.rewards.problem import Problem, Task, score_completions
 
@@ -89,7 +88,7 @@ def _sample(
     completions = generate(
         model,
         prompts,
-        SamplingConfig(temperature=sampling.temperature),
+        temperature=sampling.temperature,
         max_new_tokens=sampling.max_new_tokens,
         stop_ids=chat.stop_ids,
         seed=(seed << 32) + mine[0],  # the stream of a chunk goes by its first problem

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lmpipe.rewards.problem import Problem, Split, draws, split_of
+from lmpipe.rewards.problem import MAX_ATTEMPTS, Problem, Split, draws, split_of
 
 FORMAT_WEIGHT = 0.1
 
@@ -31,11 +31,13 @@ class Arithmetic:
     def __post_init__(self) -> None:
         if self.max_value < 3:
             raise ValueError(f"arithmetic needs max_value >= 3, got {self.max_value}")
+        self.problem(0, 0, "heldout")  # a task with an empty side is refused here, not mid-run
+        self.problem(0, 0, "train")
 
     def problem(self, seed: int, index: int, split: Split) -> Problem:
         """Return problem `index`; a sum and its operands swapped are in the same split."""
         stream = draws("arithmetic", seed, split, index)
-        while True:
+        for _ in range(MAX_ATTEMPTS):
             first = next(stream) % (self.max_value + 1)
             second = next(stream) % (self.max_value + 1)
             sign = "+-"[next(stream) % 2]
@@ -43,6 +45,7 @@ class Arithmetic:
             if split_of(f"{low} {sign} {high}") == split:
                 value = first + second if sign == "+" else first - second
                 return Problem(f"Compute: {first} {sign} {second}", str(value))
+        raise ValueError(f"{self} has too few sums for a {split} split; raise max_value")
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Score a completion by the formula above; surrounding white space is free."""

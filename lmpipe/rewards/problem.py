@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 Split = Literal["train", "heldout"]
 
 HELDOUT_SHARE = 8  # one key in eight is held out
+MAX_ATTEMPTS = 10_000  # rejections before a split counts as empty: (7/8)^10000 is never
 
 
 @dataclass(frozen=True)

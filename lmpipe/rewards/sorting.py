@@ -22,7 +22,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from lmpipe.rewards.problem import Problem, Split, draws, split_of
+from lmpipe.rewards.problem import MAX_ATTEMPTS, Problem, Split, draws, split_of
 
 FORMAT_WEIGHT = 0.1
 INCLUSION_WEIGHT = 0.3
@@ -46,11 +46,13 @@ class Sorting:
                 "sorting needs 2 <= min_numbers <= max_numbers <= max_value + 1, got "
                 f"{self.min_numbers}, {self.max_numbers}, {self.max_value}"
             )
+        self.problem(0, 0, "heldout")  # a task with an empty side is refused here, not mid-run
+        self.problem(0, 0, "train")
 
     def problem(self, seed: int, index: int, split: Split) -> Problem:
         """Return problem `index`; the split goes by the sorted list, so no answer is in both."""
         stream = draws("sorting", seed, split, index)
-        while True:
+        for _ in range(MAX_ATTEMPTS):
             spread = self.max_numbers - self.min_numbers + 1
             count = self.min_numbers + next(stream) % spread
             numbers: list[int] = []
@@ -61,6 +63,7 @@ class Sorting:
             answer = _join(sorted(numbers))
             if numbers != sorted(numbers) and split_of(answer) == split:
                 return Problem(f"Sort: {_join(numbers)}", answer)
+        raise ValueError(f"{self} has too few lists for a {split} split; raise max_value")
 
     def reward(self, problem: Problem, completion: str) -> float:
         """Score a completion by the formula above; surrounding white space is free."""

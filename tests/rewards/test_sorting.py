@@ -90,4 +90,9 @@ def test_impossible_lists_are_refused() -> None:
         Sorting(max_numbers=8, max_value=5)
 
 
+def test_a_task_with_an_empty_split_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="too few lists"):
+        Sorting(min_numbers=3, max_numbers=3, max_value=2)
+
+
 GOLDEN_PROMPTS = ["Sort: 17 11 8 3 16", "Sort: 5 15 8", "Sort: 9 14 12 5 17"]
