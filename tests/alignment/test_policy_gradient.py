@@ -3,7 +3,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmpipe.alignment.logprobs import pad_rows, token_logprobs
@@ -59,6 +59,7 @@ def test_rounding_residue_is_no_advantage_but_a_real_difference_is() -> None:
     assert real.advantages_BR[0, 7].item() == pytest.approx(7 / 8 * math.sqrt(8), rel=1e-4)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=16))
 def test_advantages_sum_to_zero_and_are_bounded_by_the_group_size(rewards: list[float]) -> None:
     advantages = group_advantages(torch.tensor([rewards])).advantages_BR
@@ -158,6 +159,7 @@ def test_k3_is_an_unbiased_estimate_of_the_kl_divergence() -> None:
     assert variance[0] < variance[1]
 
 
+@settings(deadline=None)
 @given(st.floats(-200, 200))
 def test_k3_stays_finite_non_negative_and_pulls_towards_the_reference(difference: float) -> None:
     policy = row(0.0, grad=True)

@@ -117,16 +117,16 @@ def test_a_checkpoint_opens_in_transformers_with_its_chat_template(tuned: Checkp
 def test_a_killed_grpo_goes_on_and_ends_with_the_same_weights(
     tuned: Checkpoint, reinforced: Checkpoint, tmp_path: Path
 ) -> None:
-    class Interrupted(Exception):
+    class InterruptedRunError(Exception):
         pass
 
     def interrupt(event: dict[str, Any]) -> None:
         if event["type"] == "progress" and event["done"] >= 3:
-            raise Interrupted
+            raise InterruptedRunError
 
     store, said = Store(str(tmp_path)), []
     eager = RUNTIME.model_copy(update={"checkpoint_every_seconds": 0.001})
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedRunError):
         checkpoint(grpo, GRPO, tuned, store, runtime=eager, sink=interrupt)
     resumed = checkpoint(grpo, GRPO, tuned, store, sink=said.append)
     assert any("earlier attempt" in str(event.get("message")) for event in said)

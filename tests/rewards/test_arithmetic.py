@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmpipe.rewards.arithmetic import Arithmetic
@@ -33,6 +33,7 @@ def test_swapped_operands_never_cross_the_split() -> None:
     assert not keys("train") & keys("heldout")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(-300, 300))
 def test_reward_is_one_for_the_right_integer_only(index: int, value: int) -> None:
     problem = Arithmetic().problem(1, index, "train")
