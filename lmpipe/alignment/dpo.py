@@ -1,0 +1,41 @@
+"""The stage `dpo`: prefer right answers to wrong ones, both the policy's own.
+
+One job samples rollouts from the policy, scores them with the task's reward, stores them
+(`rollouts.parquet`), pairs a right with a wrong completion of the same prompt, takes the frozen
+policy's log-probabilities once, and trains. Pairs of the policy's own making are on its
+distribution; pairs from elsewhere, the alternative, mostly move probability between answers that
+the policy gives to neither.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from lmpipe.alignment.config import AlignmentConfig
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import stage
+from lmpipe.artifacts.types import Checkpoint
+from lmpipe.runtime import Runtime
+
+
+class DpoConfig(AlignmentConfig):
+    """How many rollouts are sampled, how they are paired, and how hard pairs pull."""
+
+    num_prompts: int = Field(512, ge=1, le=10_000_000, description="Problems that are sampled.")
+    rollouts_per_prompt: int = Field(4, ge=2, le=1024, description="Completions per problem.")
+    max_pairs_per_prompt: int = Field(2, ge=1, le=1024, description="Pairs from one problem.")
+    pairs_per_step: int = Field(32, ge=1, le=1_000_000, description="Pairs per optimizer step.")
+    beta: float = Field(
+        0.1, gt=0, le=100, description="Strength of the pull back to the frozen policy."
+    )
+    num_steps: int = Field(40, ge=1, le=10_000_000, description="Optimizer steps.")
+
+
+@stage(version=1, kind="statistical")
+def dpo(
+    out: Output[Checkpoint], config: DpoConfig, policy: Checkpoint, *, runtime: Runtime
+) -> Checkpoint:
+    """Train on pairs of the policy's own rollouts with the DPO loss."""
+    from lmpipe.alignment.launch import run_alignment
+
+    return run_alignment("lmpipe.alignment.dpo_rank:main", config, policy, out, runtime, {})

@@ -1,0 +1,154 @@
+"""Direct preference optimisation, inside a rank: sample, pair, score once, train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmpipe.alignment.dpo import DpoConfig
+from lmpipe.alignment.logprobs import Logits, pad_rows, token_logprobs
+from lmpipe.alignment.order import RowOrder
+from lmpipe.alignment.pairs import Pair, make_pairs
+from lmpipe.alignment.policy_run import PolicyRun, describe_rollouts
+from lmpipe.alignment.preference import dpo_loss
+from lmpipe.alignment.rollouts import (
+    Rollout,
+    Sampling,
+    read_rollouts,
+    sample_rollouts,
+    write_rollouts,
+)
+from lmpipe.alignment.task import problems
+from lmpipe.training.engine import StepResult
+from lmpipe.training.rank import RankContext
+
+ROLLOUTS = "rollouts.parquet"
+PROMPTS_AT_ONCE = 128
+
+
+def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
+    """Make pairs from the policy's own rollouts and train on them; return the metrics."""
+    config = DpoConfig.model_validate(job["config"])
+    run = PolicyRun("dpo", config, job, context)
+    run.share(config.pairs_per_step, "pairs_per_step")
+    start = run.resume()
+    if start == 0:
+        run.evaluate(0)
+    rollouts, stored = collect_rollouts(run)
+    pairs, report = make_pairs(rollouts, config.max_pairs_per_prompt)
+    run.metrics.update(pairs=report.as_dict(), rollouts=describe_rollouts(rollouts))
+    run.context.table("pairs", [{"what": k, "count": v} for k, v in report.as_dict().items()])
+    reference = score_pairs(run, run.load_policy(run.device), pairs)
+    order = RowOrder(len(pairs), config.seed)
+    for step in range(start, config.num_steps):
+        chosen = order.take(step * config.pairs_per_step, config.pairs_per_step).tolist()
+        result, values = train_step(run, pairs, reference, chosen)
+        run.record_step(step + 1, result, **values)
+        if (step + 1) % config.evaluate_every == 0 and step + 1 < config.num_steps:
+            run.evaluate(step + 1)
+        run.checkpoint_if_due(step + 1, [stored])
+    run.metrics.update(preference_metrics(run, pairs, reference))
+    return run.finish()
+
+
+def collect_rollouts(run: PolicyRun[DpoConfig]) -> tuple[list[Rollout], Path]:
+    """Sample the rollouts, or take an earlier attempt's; return them and their file."""
+    config = run.config
+    path = Path(run.job["result"]) / ROLLOUTS
+    if run.job["resume"]:
+        rollouts = read_rollouts(Path(run.job["resume"]) / ROLLOUTS)
+    else:
+        rollouts = []
+        sampling = Sampling(config.rollouts_per_prompt, config.max_new_tokens, config.temperature)
+        run.policy.eval()
+        for first in range(0, config.num_prompts, PROMPTS_AT_ONCE):
+            count = min(PROMPTS_AT_ONCE, config.num_prompts - first)
+            asked = problems(run.task, config.seed, "train", first, count)
+            seed = config.seed + first
+            part = sample_rollouts(run.policy, run.chat, run.task, asked, sampling, seed)
+            rollouts += [_shifted(rollout, first) for rollout in part]
+            run.context.progress(
+                first + count, config.num_prompts, unit="prompts", label="rollouts"
+            )
+        run.policy.train()
+    if run.context.rank == 0:
+        write_rollouts(rollouts, path)
+    return rollouts, path
+
+
+def _shifted(rollout: Rollout, first: int) -> Rollout:
+    return Rollout(**{**vars(rollout), "group": rollout.group + first})
+
+
+class PairLogprobs(NamedTuple):
+    """Summed log-probabilities of both sides of each pair."""
+
+    right_B: Tensor
+    wrong_B: Tensor
+
+
+def pair_logprobs(model: Logits, pairs: Sequence[Pair], run: PolicyRun[DpoConfig]) -> PairLogprobs:
+    """Score both sides of some pairs in one forward pass: right ones first, then wrong ones."""
+    both = [pair.right for pair in pairs] + [pair.wrong for pair in pairs]
+    prompts, completions = [r.prompt_tokens for r in both], [r.tokens for r in both]
+    rows = pad_rows(prompts, completions, run.chat.begin, run.device)
+    scored = token_logprobs(model, *rows, temperature=run.config.temperature)
+    right_B, wrong_B = scored.logprobs_BT.sum(1).chunk(2)
+    return PairLogprobs(right_B, wrong_B)
+
+
+def micro_pairs(run: PolicyRun[DpoConfig], pairs: Sequence[Pair]) -> int:
+    """Return how many pairs go through the model at once."""
+    longest = max(len(r.prompt_tokens) + len(r.tokens) for p in pairs for r in (p.right, p.wrong))
+    return max(1, run.micro_batch_size(longest) // 2)
+
+
+@torch.no_grad()
+def score_pairs(run: PolicyRun[DpoConfig], model: Logits, pairs: Sequence[Pair]) -> PairLogprobs:
+    """Score all pairs without gradients."""
+    size = micro_pairs(run, pairs)
+    parts = [pair_logprobs(model, pairs[n : n + size], run) for n in range(0, len(pairs), size)]
+    return PairLogprobs(
+        torch.cat([p.right_B for p in parts]), torch.cat([p.wrong_B for p in parts])
+    )
+
+
+def train_step(
+    run: PolicyRun[DpoConfig], pairs: Sequence[Pair], reference: PairLogprobs, chosen: list[int]
+) -> tuple[StepResult, dict[str, float]]:
+    """Take one step on the chosen pairs; return it with the implied rewards."""
+    mine = chosen[run.context.rank :: run.context.world_size]
+    size = micro_pairs(run, pairs)
+    run.engine.begin_step(float(len(mine)))
+    sums = torch.zeros(4, dtype=torch.float64)
+    for start in range(0, len(mine), size):
+        part = mine[start : start + size]
+        scored = pair_logprobs(run.engine, [pairs[n] for n in part], run)
+        loss = dpo_loss(*scored, reference.right_B[part], reference.wrong_B[part], run.config.beta)
+        run.engine.accumulate(loss.loss_B.sum(), last=start + size >= len(mine))
+        margin_B = loss.right_reward_B - loss.wrong_reward_B
+        values = (loss.right_reward_B, loss.wrong_reward_B, margin_B, (margin_B > 0).float())
+        sums += torch.stack([value.sum().double().cpu() for value in values])
+    result = run.engine.step()
+    run.tokens += sum(len(r.tokens) for n in chosen for r in (pairs[n].right, pairs[n].wrong))
+    names = ("right_reward", "wrong_reward", "margin", "accuracy")
+    totals = [run.engine.sum_over_ranks(float(value)) / len(chosen) for value in sums]
+    return result, dict(zip(names, totals, strict=True))
+
+
+def preference_metrics(
+    run: PolicyRun[DpoConfig], pairs: Sequence[Pair], reference: PairLogprobs
+) -> dict[str, float]:
+    """Return implied-reward accuracy and margin over all pairs under the trained policy."""
+    scored = score_pairs(run, run.policy, pairs)
+    loss = dpo_loss(*scored, *reference, run.config.beta)
+    margin_B = loss.right_reward_B - loss.wrong_reward_B
+    return {
+        "implied_reward_accuracy": float((margin_B > 0).double().mean()),
+        "implied_reward_margin": float(margin_B.mean()),
+        "preference_loss": float(loss.loss_B.mean()),
+    }

@@ -1,0 +1,53 @@
+"""The stage `sft`: teach a base model to answer, from conversations.
+
+The loss is on what the assistant says and on its end token, the same token mean over the whole step
+whatever the packing (see chat.py and packing.py). Conversations come from the task's own generator,
+from a pinned JSONL source, or from both.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from lmpipe.alignment.config import AlignmentConfig
+from lmpipe.alignment.packing import Overflow
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import stage
+from lmpipe.artifacts.types import Checkpoint, Source
+from lmpipe.errors import ConfigError
+from lmpipe.runtime import Runtime
+
+
+class SftConfig(AlignmentConfig):
+    """What is taught, how rows are packed, and how long."""
+
+    num_examples: int = Field(
+        8192, ge=0, le=100_000_000, description="Conversations made from the task; 0 for none."
+    )
+    sequence_length: int = Field(
+        0, ge=0, le=1_048_576, description="Tokens of a packed row; 0 takes the model's longest."
+    )
+    rows_per_step: int = Field(16, ge=1, le=1_000_000, description="Packed rows per step.")
+    overflow: Overflow = Field(
+        "error", description="What happens to a conversation longer than a row."
+    )
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="Peak learning rate of AdamW.")
+
+
+@stage(version=1, kind="statistical")
+def sft(
+    out: Output[Checkpoint],
+    config: SftConfig,
+    base: Checkpoint,
+    conversations: Source | None,
+    *,
+    runtime: Runtime,
+) -> Checkpoint:
+    """Fine-tune on conversations; held-out reward is measured before, during and after."""
+    from lmpipe.alignment.launch import run_alignment
+
+    if config.num_examples == 0 and conversations is None:
+        raise ConfigError("sft has nothing to learn: set num_examples or give it conversations")
+    paths = [conversations.local(name) for name in conversations.names()] if conversations else []
+    job = {"conversations": [str(path) for path in paths]}
+    return run_alignment("lmpipe.alignment.sft_rank:main", config, base, out, runtime, job)

@@ -1,0 +1,44 @@
+"""Which problems post-training works on, as configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lmpipe.artifacts.stage import StageConfig
+from lmpipe.errors import ConfigError
+from lmpipe.rewards.arithmetic import Arithmetic
+from lmpipe.rewards.problem import Problem, Split, Task
+from lmpipe.rewards.sorting import Sorting
+
+
+class TaskConfig(StageConfig):
+    """A verifiable task and its difficulty."""
+
+    name: Literal["sorting", "arithmetic"] = Field("sorting", description="Family of problems.")
+    min_numbers: int = Field(3, ge=2, le=100, description="Shortest list to sort.")
+    max_numbers: int = Field(5, ge=2, le=100, description="Longest list to sort.")
+    max_value: int = Field(19, ge=3, le=10**9, description="Largest number in a problem.")
+    partial_credit: bool = Field(
+        True, description="Pay for part of an answer; off, only the exact answer is paid, 1."
+    )
+
+    @model_validator(mode="after")
+    def _solvable(self) -> TaskConfig:
+        try:
+            self.build()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return self
+
+    def build(self) -> Task:
+        """Return the task itself."""
+        if self.name == "arithmetic":
+            return Arithmetic(self.max_value, self.partial_credit)
+        return Sorting(self.min_numbers, self.max_numbers, self.max_value, self.partial_credit)
+
+
+def problems(task: Task, seed: int, split: Split, start: int, count: int) -> list[Problem]:
+    """Return `count` problems of a split from number `start` on."""
+    return [task.problem(seed, index, split) for index in range(start, start + count)]
