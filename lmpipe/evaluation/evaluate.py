@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
 
-from lmpipe.artifacts import Output, StageConfig, stage
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
 from lmpipe.runtime import Runtime
 

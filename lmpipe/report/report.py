@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from lmpipe.artifacts import Output, StageConfig, stage
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Artifact, Report
 from lmpipe.runtime import Runtime
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from lmpipe.artifacts import Output, StageConfig
 from lmpipe.artifacts.build import build
-from lmpipe.artifacts.stage import Role, Stage
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import Role, Stage, StageConfig
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import (
     Artifact,
@@ -145,8 +145,10 @@ def write_aligned(out: Output[Any], kind: str) -> None:
     rows: list[dict[str, Any]] = []
     for step in range(1, 81):
         loss = 2.0 * math.exp(-step / 30) + rng.random() / 9
-        row: dict[str, Any] = {"step": step, "loss": loss,
-                               "lr": 1e-3 * min(1, step / 8), "grad_norm": 0.5 + rng.random() / 5}  # fmt: skip
+        row: dict[str, Any] = {
+            "step": step, "loss": loss, "lr": 1e-3 * min(1, step / 8),
+            "grad_norm": 0.5 + rng.random() / 5,
+        }  # fmt: skip
         if kind == "dpo":
             row |= {"reward_margin": step / 60, "reward_accuracy": min(1.0, 0.5 + step / 160)}
         if kind == "grpo":
