@@ -26,6 +26,7 @@ from lmpipe.runtime import Runtime
 if TYPE_CHECKING:
     from lmpipe.evaluation.adapter import DecoderLM
 
+AUTOMATIC_TOKENS = {"cpu": 4096, "cuda": 65_536}  # padded positions of one forward pass
 TASK_FOLDER = Path(__file__).parent / "tasks"
 
 
@@ -39,9 +40,6 @@ class EvaluateConfig(StageConfig):
         description="Names of task files in lmpipe/evaluation/tasks.",
     )
     limit: int = Field(0, ge=0, le=10**9, description="Items per task, from the first; 0 for all.")
-    batch_tokens: int = Field(
-        4096, ge=256, le=1 << 20, description="Padded positions of one forward pass."
-    )
 
     @field_validator("tasks")
     @classmethod
@@ -72,9 +70,9 @@ def evaluate(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from lmpipe.evaluation.harness import run_tasks, task_config
 
-    model = _load(out, config, checkpoint, runtime)
-    with out.scratch() as scratch:
-        configs = [task_config(name, benchmarks.local, scratch) for name in config.tasks]
+    model = _load(out, checkpoint, runtime)
+    with out.scratch(runtime) as scratch:
+        configs = [task_config(name, benchmarks, scratch) for name in config.tasks]
         results = run_tasks(model, configs, config.limit)
     for name, result in results.items():
         lines = [json.dumps(sample, ensure_ascii=False) for sample in result.samples]
@@ -96,9 +94,7 @@ def evaluate(
     return out.commit()
 
 
-def _load(
-    out: Output[Scores], config: EvaluateConfig, checkpoint: Checkpoint, runtime: Runtime
-) -> DecoderLM:
+def _load(out: Output[Scores], checkpoint: Checkpoint, runtime: Runtime) -> DecoderLM:
     import torch
 
     from lmpipe.evaluation.adapter import DecoderLM, load_tokenizer
@@ -110,12 +106,14 @@ def _load(
         folder,
         device="cuda" if cuda else "cpu",
         dtype=torch.bfloat16 if cuda else torch.float32,
-        attention="auto",
+        attention=runtime.attention,
     )
+    length = model.config.max_seq_len
+    rows = runtime.micro_batch_size or AUTOMATIC_TOKENS["cuda" if cuda else "cpu"] // length
     return DecoderLM(
         model,
         load_tokenizer(folder),
-        max_length=model.config.max_seq_len,
-        batch_tokens=config.batch_tokens,
+        max_length=length,
+        batch_tokens=max(1, rows) * length,
         on_progress=lambda done, total: out.progress(done, total, unit="requests"),
     )

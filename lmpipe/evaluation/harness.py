@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
+from lmpipe.artifacts.types import Source
 from lmpipe.errors import InputError
 from lmpipe.evaluation.evaluate import TASK_FOLDER
 
@@ -36,24 +37,22 @@ class TaskResult:
     samples: list[JsonObject]
 
 
-def task_config(name: str, locate: Callable[[str], Path], cache: Path) -> JsonObject:
+def task_config(name: str, benchmarks: Source, cache: Path) -> JsonObject:
     """Read a task's YAML and put real paths in place of the file names of the source.
 
-    Args:
-        locate: gives the local path of a file of the source; FileNotFoundError or KeyError where
-            it has none.
+    Raises:
+        InputError: the source lacks a file that the task reads.
     """
     config: JsonObject = yaml.safe_load((TASK_FOLDER / f"{name}.yaml").read_text("utf-8"))
     files: dict[str, str] = config["dataset_kwargs"]["data_files"]
-    paths = {}
-    for split, file in files.items():
-        try:
-            paths[split] = str(locate(file))
-        except (FileNotFoundError, KeyError) as error:
+    for file in files.values():
+        if file not in benchmarks.names():
             raise InputError(
-                f"task {name!r} reads {file!r}, which the benchmarks source lacks;"
-                f" add the file to the source or take {name!r} out of evaluate.tasks"
-            ) from error
+                f"task {name!r} reads {file!r}, which source {benchmarks.name!r} lacks (it has"
+                f" {', '.join(benchmarks.names()[:12])}); add the file to the source or take"
+                f" {name!r} out of evaluate.tasks"
+            )
+    paths = {split: str(benchmarks.local(file)) for split, file in files.items()}
     config["dataset_kwargs"] = {"data_files": paths, "cache_dir": str(cache)}
     return config
 

@@ -185,6 +185,16 @@ def test_text_is_cut_at_the_earliest_stop_string() -> None:
     assert cut_at_first("abc", ("x",)) == "abc"
 
 
+def test_the_same_tokens_split_elsewhere_are_another_question() -> None:
+    """lm-eval's Hugging Face adapter answers both with the first one's number."""
+    lm = bigram_lm()
+    pairs = [("<|endoftext|>The cat", " sits"), ("", "The cat sits")]
+    part, whole = (v for v, _ in lm.loglikelihood(requests("loglikelihood", pairs)))
+    tokens = lm.encode_context("The cat sits")
+    assert part == pytest.approx(by_hand(lm, tokens[len(lm.encode_context("The cat")) - 1 :]))
+    assert whole == pytest.approx(by_hand(lm, tokens), abs=1e-5)
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
@@ -214,9 +224,9 @@ def theirs(llama: Path) -> Any:
 
 PAIRS = [
     ("<|endoftext|>The cat", " sits on the mat."),
-    ("<|endoftext|>The dogs ", "sit on the mats."),
+    ("<|endoftext|>The dog ", "sits on the mats."),
     ("<|endoftext|>" + "Who sits where? " * 12, "The cat."),
-    ("", "The cat sits on the mat."),
+    ("", "The dogs sit on the mats."),
     ("", "Ärger über Öl."),
 ]
 
