@@ -1,0 +1,1 @@
+"""Evaluation: lm-eval's tasks, run over our decoder, offline."""

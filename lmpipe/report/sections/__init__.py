@@ -1,0 +1,1 @@
+"""The report's sections: each module turns a run into one `Section`."""

@@ -1,0 +1,216 @@
+"""From web records to tokens: the funnel, what each filter removed, and what was left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmpipe.artifacts.types import Documents
+from lmpipe.report.blocks import (
+    Cell,
+    Funnel,
+    FunnelStep,
+    Sample,
+    Samples,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
+from lmpipe.report.read import DocumentStep, Row, Run, optional_json
+from lmpipe.report.svg import number
+from lmpipe.report.wording import count, excerpt, percent
+
+MAX_REASONS = 12
+MAX_LANGUAGES = 8
+FIRST_STAGES = ("extract", "import_documents")
+
+
+def funnel(run: Run) -> Section:
+    """Draw every documents stage: what entered, what stayed, and each removal reason."""
+    section = Section(
+        "data",
+        "From web records to tokens",
+        "Each bar is what a stage kept; the hatched end is what it removed, by the first rule that"
+        " a record broke. Kept and removed add up to what entered, at every stage.",
+    )
+    steps = [_funnel_step(step) for step in run.documents]
+    if steps:
+        section.add(Funnel(steps))
+    section.add(_tokens(run), _languages(run))
+    return section
+
+
+def _funnel_step(step: DocumentStep) -> FunnelStep:
+    reasons = step.reasons[:MAX_REASONS]
+    rest = sum(number for _, number in step.reasons[MAX_REASONS:])
+    if rest:
+        reasons = [*reasons, (f"{len(step.reasons) - MAX_REASONS} other reasons", rest)]
+    return FunnelStep(step.artifact.stage, step.entered, step.kept, reasons)
+
+
+def _tokens(run: Run) -> Tiles | None:
+    shards, tokenizer = run.one("shards"), run.one("tokenizer")
+    meta = optional_json(shards, "meta.json") or {}
+    vocabulary = (optional_json(tokenizer, "meta.json") or meta).get("vocab_size")
+    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "bytes")
+    tiles = [Tile("Vocabulary", count(vocabulary), "byte-level BPE")] if vocabulary else []
+    for split, amount in tokens.items():
+        text_bytes = num_bytes.get(split)
+        ratio = f"{text_bytes / amount:.2f} bytes per token" if text_bytes and amount else ""
+        tiles.append(Tile(f"{split.capitalize()} tokens", count(amount), ratio))
+    entropy = meta.get("unigram_entropy_nats")
+    if entropy:
+        tiles.append(
+            Tile("Unigram entropy", f"{entropy:.3f}", "nats a token: what counting alone reaches")
+        )
+    return Tiles(tiles) if tiles else None
+
+
+def split_sizes(meta: dict[str, Any], what: str) -> dict[str, int]:
+    """Read {split: amount} from a shards meta: nested under `what`, or as `SPLIT_what`."""
+    nested = meta.get(what)
+    if isinstance(nested, dict):
+        return {split: int(value) for split, value in nested.items()}
+    return {
+        split: int(meta[f"{split}_{what}"])
+        for split in ("train", "validation")
+        if f"{split}_{what}" in meta
+    }
+
+
+def _languages(run: Run) -> Table | None:
+    """Compare languages where they were found with what is left at the end."""
+    tagged = [(step, step.column_counts("language")) for step in run.documents]
+    tagged = [(step, counts) for step, counts in tagged if counts]
+    if not tagged:
+        return None
+    (first, before), (_, after) = tagged[0], tagged[-1]
+    total = sum(before.values())
+    rows: list[list[Cell | str]] = [
+        [language, Cell(f"{number:,}", number / total), f"{after[language]:,}",
+         percent(after[language] / number)]
+        for language, number in before.most_common(MAX_LANGUAGES)
+    ]  # fmt: skip
+    return Table(
+        ["language", f"after {first.artifact.stage}", "in training text", "kept"],
+        rows,
+        numeric=(2, 3),
+        caption="Languages",
+    )
+
+
+def removed(run: Run, per_reason: int) -> Section:
+    """Quote documents that each rule removed."""
+    section = Section(
+        "removed",
+        "What was removed",
+        "The same few documents of each reason at every reading (lowest ids first). Texts come"
+        " from the stage's input; before extraction there is none, so only the address is shown.",
+    )
+    for step in run.documents:
+        by_reason = step.removed_samples(per_reason)
+        texts = _texts(run, step, {row["id"] for rows in by_reason.values() for row in rows})
+        counts = dict(step.reasons)
+        for reason, rows in by_reason.items():
+            title = f"{step.artifact.stage}: {reason} ({counts[reason]:,} removed)"
+            samples = [_removed_sample(row, texts.get(row["id"], "")) for row in rows]
+            section.add(Samples(title, samples))
+    return section
+
+
+def _texts(run: Run, step: DocumentStep, ids: set[str]) -> dict[str, str]:
+    if not ids:
+        return {}
+    found: dict[str, str] = {}
+    for artifact in run.inputs(step.artifact):
+        before = run.step_of(artifact) if isinstance(artifact, Documents) else None
+        if before is not None:
+            found |= before.texts(ids)
+    return found
+
+
+def _removed_sample(row: Row, text: str) -> Sample:
+    facts = []
+    if row.get("score") is not None:
+        facts.append(f"value {number(row['score'])}")
+    if row.get("threshold") is not None:
+        facts.append(f"limit {number(row['threshold'])}")
+    if row.get("similarity") is not None:
+        facts.append(f"similarity {row['similarity']:.2f}")
+    if row.get("keeper"):
+        facts.append(f"kept instead: {row['keeper']}")
+    facts.append(f"id {row['id']}")
+    return Sample(str(row.get("url") or row["id"]), excerpt(text), ", ".join(facts), "bad")
+
+
+def kept(run: Run, num_samples: int) -> Section:
+    """Quote documents that reached training."""
+    section = Section("kept", "What was kept", "Documents spread evenly over the first shard.")
+    if run.documents and num_samples:
+        rows = run.documents[-1].kept_samples(num_samples)
+        samples = [
+            Sample(
+                str(row.get("url") or row["id"]), excerpt(row["text"] or ""), _facts(row), "good"
+            )
+            for row in rows
+        ]
+        if samples:
+            section.add(Samples("Documents that went into the training text", samples))
+    return section
+
+
+def _facts(row: Row) -> str:
+    facts = []
+    if row.get("language"):
+        score = row.get("language_score")
+        facts.append(row["language"] + (f" ({score:.2f})" if score is not None else ""))
+    if row.get("quality_score") is not None:
+        facts.append(f"quality {row['quality_score']:.2f}")
+    facts.append(f"id {row['id']}")
+    return ", ".join(facts)
+
+
+def contamination(run: Run) -> Section:
+    """Say which documents held eval items."""
+    section = Section(
+        "contamination",
+        "Contamination",
+        "Documents that share long word n-grams with an eval item were removed before training.",
+    )
+    for step in run.documents:
+        if step.artifact.stage != "decontaminate":
+            continue
+        section.add(
+            Tiles(
+                [
+                    Tile("Documents checked", count(step.entered)),
+                    Tile("Removed", count(step.removed), _share(step.removed, step.entered)),
+                ]
+            )
+        )
+        if step.reasons:
+            rows: list[list[Cell | str]] = [
+                [reason, Cell(f"{amount:,}", amount / step.removed)]
+                for reason, amount in step.reasons
+            ]
+            section.add(Table(["eval set or reason", "documents"], rows))
+        section.add(metrics_table(step.artifact.metrics, "Counts by the stage itself"))
+    return section
+
+
+def metrics_table(metrics: dict[str, Any], caption: str) -> Table | None:
+    """List plain numbers of a manifest; nested values are flattened one level."""
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        items = value.items() if isinstance(value, dict) else [("", value)]
+        for key, inner in items:
+            if isinstance(inner, int | float) and not isinstance(inner, bool):
+                flat[f"{name}: {key}" if key else name] = inner
+    rows: list[list[Cell | str]] = [
+        [name.replace("_", " "), number(value)] for name, value in flat.items()
+    ]
+    return Table(["metric", "value"], rows, numeric=(1,), caption=caption) if rows else None
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%} of them" if whole else ""

@@ -1,0 +1,91 @@
+"""The scaling fit: points, curve, and the prediction against what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmpipe.report.blocks import Cell, Charts, Section, Table, Tile, Tiles
+from lmpipe.report.read import Run
+from lmpipe.report.svg import Line, line_chart
+from lmpipe.report.wording import count
+
+
+def section(run: Run) -> Section:
+    """Show each fit of the run; empty where there was no sweep."""
+    result = Section(
+        "scaling", "Scaling", "Small runs, one law through them, and the largest run predicted."
+    )
+    for artifact in run.of("scale"):
+        fit, points = artifact.read_json("fit.json"), artifact.read_json("points.json")
+        result.add(_tiles(fit), _chart(fit, points), _constants(fit), _points(points))
+    return result
+
+
+def _tiles(fit: dict[str, Any]) -> Tiles:
+    prediction = fit["prediction"]
+    low, high = prediction["interval"]
+    inside = "inside" if low <= prediction["actual"] <= high else "outside"
+    return Tiles(
+        [
+            Tile("Law", fit["law"], fit["formula"]),
+            Tile("Predicted loss", f"{prediction['predicted']:.3f}", f"{low:.3f} to {high:.3f}"),
+            Tile("Measured loss", f"{prediction['actual']:.3f}", f"{inside} the interval"),
+            Tile("Error", f"{prediction['error']:+.1%}", "of the measured loss"),
+        ]
+    )
+
+
+def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
+    lines = []
+    sizes = sorted({p["parameters"] for p in points if not p["held_out"]})
+    for index, parameters in enumerate(sizes):
+        own = sorted(
+            (p for p in points if p["parameters"] == parameters and not p["held_out"]),
+            key=lambda p: p["flops"],
+        )
+        lines.append(
+            Line(
+                f"{count(parameters)} parameters",
+                [p["flops"] for p in own],
+                [p["loss"] for p in own],
+                1 + index % 4,
+                dots=True,
+            )
+        )
+    held = [p for p in points if p["held_out"]]
+    x = [p["flops"] for p in held]
+    lines.append(Line("held out, measured", x, [p["loss"] for p in held], 5, dots=True))
+    lines.append(
+        Line("held out, predicted", x, [fit["prediction"]["predicted"]] * len(x), 6, dots=True)
+    )
+    chart = line_chart(
+        "Loss against compute",
+        lines,
+        x_label="training FLOPs (6ND)",
+        y_label="validation loss",
+        log="x",
+    )
+    return Charts([chart]) if chart else None
+
+
+def _constants(fit: dict[str, Any]) -> Table:
+    rows: list[list[Cell | str]] = [
+        [name, f"{value:.4g}", _interval(fit["intervals"].get(name))]
+        for name, value in fit["constants"].items()
+    ]
+    level = f"{fit['level']:.0%} bootstrap interval"
+    return Table(["constant", "value", level], rows, (1, 2))
+
+
+def _interval(bounds: list[float] | None) -> str:
+    return f"{bounds[0]:.4g} to {bounds[1]:.4g}" if bounds else "–"
+
+
+def _points(points: list[dict[str, Any]]) -> Table:
+    rows: list[list[Cell | str]] = [
+        [count(p["parameters"]), count(p["tokens"]), f"{p['flops']:.2e}", f"{p['loss']:.4f}",
+         f"{p['fitted']:.4f}", "held out" if p["held_out"] else ""]
+        for p in points
+    ]  # fmt: skip
+    columns = ["parameters", "tokens", "FLOPs", "loss", "law", ""]
+    return Table(columns, rows, (0, 1, 2, 3, 4), caption="Runs")

@@ -1,0 +1,73 @@
+"""Numbers and names as people read them; the same everywhere in the report."""
+
+from __future__ import annotations
+
+from lmpipe.report.svg import number
+
+LABELS = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "kl": "KL to the reference",
+    "loss": "loss",
+    "validation_loss": "validation loss",
+    "bits_per_byte": "bits per byte",
+    "tokens_per_second": "tokens per second",
+    "mfu": "model FLOP utilisation",
+    "heldout_reward": "held-out reward",
+    "acc": "accuracy",
+    "acc_bytes": "accuracy, by likelihood per byte",
+    "acc_norm": "accuracy, by likelihood per character",
+}
+UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+def label(name: str) -> str:
+    """Turn a column or metric name into words."""
+    words = name.replace("heldout_", "held-out ").replace("_", " ").replace("/", ": ")
+    return LABELS.get(name, words)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def count(value: float | None) -> str:
+    """Write a count: exact below a hundred thousand, else three digits and a suffix."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) < 1e5 else number(value)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(num_bytes: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def with_error(value: float, stderr: float | None) -> str:
+    """Write a value with its standard error, both to the error's second digit."""
+    if stderr is None or stderr <= 0:
+        return f"{value:.3f}"
+    digits = 1 if stderr >= 1 else 2 if stderr >= 0.1 else 3 if stderr >= 0.001 else 4
+    return f"{value:.{digits}f} ± {stderr:.{digits}f}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.995 or share > 1 else f"{share:.2%}"
+
+
+def excerpt(text: str, length: int = 600) -> str:
+    """Cut a text for display, saying how much is left out."""
+    text = text.strip()
+    if len(text) <= length:
+        return text
+    return f"{text[:length].rstrip()} … ({len(text) - length:,} more characters)"

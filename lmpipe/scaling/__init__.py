@@ -1,0 +1,1 @@
+"""Scaling: a sweep of tiny models, one law fitted to their losses, one prediction checked."""

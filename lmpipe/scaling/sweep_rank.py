@@ -1,0 +1,182 @@
+"""The sweep inside one rank: every width's run, branched into a decay at each budget.
+
+After each point the finished points and the state before the decay go to the stage as a
+checkpoint, so that a kill costs at most one budget's training.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from lmpipe.model.config import ModelConfig
+from lmpipe.model.decoder import Decoder
+from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.tokenization.order import SequenceOrder
+from lmpipe.tokenization.reading import TokenReader
+from lmpipe.training.engine import TrainingEngine, join_ranks
+from lmpipe.training.optimizer import OptimizerSettings
+from lmpipe.training.rank import RankContext
+from lmpipe.training.schedule import Schedule
+
+Point = dict[str, Any]
+AUTOMATIC_TOKENS = {"cpu": 8192, "cuda": 65_536}  # of one forward pass
+
+
+def main(job: dict[str, Any], context: RankContext) -> list[Point]:
+    """Train every series of the job; return the measured points."""
+    return Sweep(job, context).run()
+
+
+class Sweep:
+    """The series still to train, and the points measured so far."""
+
+    def __init__(self, job: dict[str, Any], context: RankContext) -> None:
+        self.config = ScaleConfig.model_validate(job["config"])
+        self.series: list[dict[str, Any]] = job["series"]
+        self.context = context
+        self.device = join_ranks(context.device)
+        length = self.config.model.max_seq_len
+        folder = Path(job["shards"])
+        self.train = TokenReader(folder, "train", length)
+        self.validation = TokenReader(folder, "validation", length)
+        self.order = SequenceOrder(self.train.num_sequences, self.config.seed)
+        self.batch = max(context.world_size, self.config.batch_tokens // length)
+        self.micro_batch = context.runtime.micro_batch_size or max(
+            1, AUTOMATIC_TOKENS[self.device.type] // length
+        )
+        self.points: list[Point] = []
+        self.state: Path | None = None
+        if job["resume"]:
+            resume = Path(job["resume"])
+            self.points = json.loads((resume / "points.json").read_text())
+            self.state = resume / "state"
+            context.log(f"{len(self.points)} points were finished by an earlier attempt")
+
+    def run(self) -> list[Point]:
+        done = len(self.points)
+        for series in self.series:
+            budgets = series["budgets"]
+            skip = min(done, len(budgets))
+            done -= skip
+            if skip < len(budgets):
+                # the stored state is of this series exactly when a part of it is finished
+                self._train_series(series, skip, self.state if skip else None)
+        return self.points
+
+    def steps(self, tokens: int) -> int:
+        """Optimizer steps of a budget."""
+        return max(1, tokens // (self.batch * self.config.model.max_seq_len))
+
+    def _train_series(self, series: dict[str, Any], skip: int, state: Path | None) -> None:
+        engine = self._engine(series)
+        trunk = engine.schedule
+        if state is not None:
+            engine.load(state)
+        for budget in series["budgets"][skip:]:
+            steps = self.steps(budget)
+            decay = min(max(1, round(self.config.decay_fraction * steps)), steps)
+            decay = min(decay, steps - min(self.config.warmup_steps, steps - 1))
+            self._train(engine, steps - decay)
+            branch = self._new_folder()
+            engine.save(branch / "state")
+            engine.schedule = self._schedule(steps, decay)
+            loss = self._train(engine, steps)
+            self._measure(series, budget, steps, loss, engine)
+            engine.load(branch / "state")
+            engine.schedule = trunk
+            self._hand_over(branch)
+
+    def _new_folder(self) -> Path:
+        """Make a folder on rank 0 and tell all ranks its name."""
+        parent = self.context.runtime.scratch_folder()
+        names = [""]
+        if self.context.rank == 0:
+            names = [tempfile.mkdtemp(prefix="lmpipe-sweep-", dir=parent)]
+        torch.distributed.broadcast_object_list(names, src=0)
+        return Path(names[0])
+
+    def _hand_over(self, branch: Path) -> None:
+        torch.distributed.barrier()
+        if self.context.rank == 0:
+            (branch / "points.json").write_text(json.dumps(self.points))
+            self.context.save_checkpoint(len(self.points), branch)
+
+    def _schedule(self, steps: int, decay: int) -> Schedule:
+        warmup = min(self.config.warmup_steps, max(0, steps - decay))
+        return Schedule("warmup_stable_decay", steps, warmup, decay)
+
+    def _engine(self, series: dict[str, Any]) -> TrainingEngine:
+        shape = ModelConfig.model_validate(series["shape"])
+        model = Decoder(shape, self.context.runtime.attention).initialise(self.config.seed)
+        settings = OptimizerSettings(series["rate"], weight_decay=self.config.weight_decay)
+        steps = self.steps(series["budgets"][-1])
+        return TrainingEngine(
+            model, settings, self._schedule(steps, 0), self.context.runtime, device=self.device
+        )
+
+    def _train(self, engine: TrainingEngine, until: int) -> float:
+        """Take steps up to `until`; return the last one's loss."""
+        loss = float("nan")
+        while engine.position.steps < until:
+            step = engine.position.steps
+            numbers = self.order.numbers(step * self.batch, self.batch)
+            own = numbers[self.context.rank :: self.context.world_size]
+            length = self.config.model.max_seq_len
+            engine.begin_step(len(own) * length)
+            for at in range(0, len(own), self.micro_batch):
+                tokens_BT = self._tokens(self.train, own[at : at + self.micro_batch].tolist())
+                last = at + self.micro_batch >= len(own)
+                engine.accumulate(_loss_sum(engine, tokens_BT), last=last)
+            loss = engine.step().loss
+        return loss
+
+    def _tokens(self, reader: TokenReader, numbers: list[int]) -> torch.Tensor:
+        rows = [torch.from_numpy(reader.sequence(number)) for number in numbers]
+        return torch.stack(rows).to(self.device)
+
+    @torch.no_grad()
+    def _validate(self, engine: TrainingEngine) -> float:
+        """Mean loss of the first validation sequences, shared out over the ranks."""
+        length = self.config.model.max_seq_len
+        count = min(self.validation.num_sequences, -(-self.config.validation_tokens // length))
+        total = 0.0
+        for at in range(0, count, self.micro_batch * self.context.world_size):
+            first = at + self.context.rank * self.micro_batch
+            own = list(range(first, min(first + self.micro_batch, count)))
+            # a rank without a share still takes part in ZeRO-3's gathers
+            loss = float(_loss_sum(engine, self._tokens(self.validation, own or [0])))
+            total += loss if own else 0.0
+        return engine.sum_over_ranks(total) / (count * length)
+
+    def _measure(
+        self, series: dict[str, Any], budget: int, steps: int, loss: float, engine: TrainingEngine
+    ) -> None:
+        tokens = steps * self.batch * self.config.model.max_seq_len
+        point = {
+            "parameters": series["parameters"],
+            "tokens": tokens,
+            "budget": budget,
+            "width": series["shape"]["d_model"],
+            "layers": series["shape"]["num_layers"],
+            "epochs": tokens / (self.train.num_sequences * self.config.model.max_seq_len),
+            "training_loss": loss,
+            "loss": self._validate(engine),
+            "held_out": series["held_out"],
+        }
+        self.points.append(point)
+        total = sum(len(s["budgets"]) for s in self.series)
+        self.context.progress(len(self.points), total, unit="runs")
+        self.context.series(len(self.points), loss=point["loss"])
+
+
+def _loss_sum(engine: TrainingEngine, tokens_BT: torch.Tensor) -> torch.Tensor:
+    logits_BTV = engine(tokens_BT[:, :-1])
+    return cross_entropy(
+        logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten(), reduction="sum"
+    )
