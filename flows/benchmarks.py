@@ -1,0 +1,41 @@
+"""`lmpipe bench`: one module of lmpipe/bench per benchmark, its rows on screen and as JSON."""
+
+import difflib
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import lmpipe.bench
+from rich.console import Console
+from rich.table import Table
+
+from lmpipe.errors import ConfigError
+
+COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit")
+
+
+def run_benchmark(console: Console, name: str, to: Path | None) -> None:
+    """Run one benchmark, or list them all if the name is empty."""
+    known = sorted(module.name for module in pkgutil.iter_modules(lmpipe.bench.__path__))
+    if not name:
+        for each in known:
+            summary = (importlib.import_module(f"lmpipe.bench.{each}").__doc__ or "").split("\n")[0]
+            console.print(f"{each:16} {summary}", markup=False, highlight=False)
+        return
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"no benchmark {name!r}{hint} Known: {', '.join(known)}")
+    rows: list[dict[str, Any]] = importlib.import_module(f"lmpipe.bench.{name}").run({})
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in COLUMNS))
+    console.print(table)
+    if to is not None:
+        to.write_text(json.dumps(rows, indent=1))
+
+
+def _text(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,293 @@
+"""The command `lmpipe`. Heavy imports happen inside the commands that need them."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lmpipe.errors import ConfigError, LmpipeError
+
+app = typer.Typer(
+    help="Raw web crawl in, an aligned and evaluated language model out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+data_app = typer.Typer(help="Bring data in from outside.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value.")
+]
+From = Annotated[str, typer.Option("--from", help="Take all before this stage from the store.")]
+Until = Annotated[str, typer.Option("--until", help="Build nothing after this stage.")]
+Only = Annotated[str, typer.Option("--only", help="Build this stage alone.")]
+Force = Annotated[list[str] | None, typer.Option("--force", help="Build it even if it is there.")]
+Flow = Annotated[str, typer.Option("--flow", help="pipeline, curate, tokenize, …, or scale.")]
+Root = Annotated[str, typer.Option("--store", help="The store's root.")]
+
+
+@app.command()
+def run(
+    recipe: Recipe,
+    changes: Changes = None,
+    from_stage: From = "",
+    until: Until = "",
+    only: Only = "",
+    force: Force = None,
+    flow: Flow = "pipeline",
+    reason: Annotated[str, typer.Option(help="Why, for the manifests.")] = "",
+    verbose: Annotated[bool, typer.Option(help="Show what the stages' processes write.")] = False,
+) -> None:
+    """Run a recipe: build every stage that is not in the store yet."""
+    started = time.monotonic()
+    console = Console()
+    loaded, selection = _load(recipe, changes, from_stage, until, only, force, reason, flow)
+    from flows.run import plan_run
+
+    plan_run(flow, loaded, selection)  # a bad selection or wiring stops here, before any server
+    _prepare_prefect(verbose)
+    from flows.local import run_locally
+    from flows.terminal import Terminal
+
+    with Terminal(console, verbose) as terminal:
+        steps = run_locally(flow, loaded, selection, terminal)
+    console.print(f"done in {time.monotonic() - started:.1f} s", highlight=False)
+    page = _report_page(loaded, steps)
+    if page:
+        console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def plan(
+    recipe: Recipe,
+    changes: Changes = None,
+    from_stage: From = "",
+    until: Until = "",
+    only: Only = "",
+    force: Force = None,
+    flow: Flow = "pipeline",
+) -> None:
+    """Say of each stage whether it would be found, built or wait, and why."""
+    loaded, selection = _load(recipe, changes, from_stage, until, only, force, "", flow)
+    from flows.run import plan_run
+    from flows.terminal import show_plan
+
+    show_plan(Console(), plan_run(flow, loaded, selection))
+
+
+@app.command("ls")
+def list_artifacts(
+    stage: Annotated[str, typer.Argument(help="Only this stage.")] = "", store: Root = "artifacts"
+) -> None:
+    """List artifacts, newest first."""
+    from rich.table import Table
+
+    from lmpipe.artifacts.lookup import list_manifests
+    from lmpipe.artifacts.store import Store
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("stage", "id", "finished", "seconds", "objects", "bytes"):
+        table.add_column(column, no_wrap=True)
+    for manifest in list_manifests(Store(store), stage or None):
+        table.add_row(
+            manifest.stage,
+            manifest.id,
+            manifest.provenance.finished[:19],
+            f"{manifest.provenance.seconds:.1f}",
+            str(len(manifest.outputs)),
+            f"{sum(file.bytes for file in manifest.outputs):,}",
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(
+    artifact: Annotated[
+        str, typer.Argument(help="Start of an id, stage/id, or a stage: its newest.")
+    ],
+    store: Root = "artifacts",
+) -> None:
+    """Print an artifact's manifest."""
+    from lmpipe.artifacts.lookup import find_by_prefix
+    from lmpipe.artifacts.store import Store
+
+    manifest = find_by_prefix(Store(store), artifact)
+    Console().print_json(manifest.model_dump_json())
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(help="Start of an id.")],
+    new: Annotated[str, typer.Argument(help="Start of an id.")],
+    store: Root = "artifacts",
+) -> None:
+    """Print the config fields, inputs and metrics in which two artifacts differ."""
+    from lmpipe.artifacts.lookup import difference, find_by_prefix, manifest_fields
+    from lmpipe.artifacts.store import Store
+
+    opened = Store(store)
+    a, b = find_by_prefix(opened, old), find_by_prefix(opened, new)
+    console = Console()
+    console.print(f"{a.stage}/{a.id} → {b.stage}/{b.id}", highlight=False)
+    found = difference(manifest_fields(a), manifest_fields(b))
+    for change in found + difference(_metrics(a.metrics), _metrics(b.metrics)):
+        console.print(f"  {change}", markup=False, highlight=False)
+    if a.digest == b.digest:
+        console.print("  content is the same")
+
+
+@app.command()
+def verify(
+    artifact: Annotated[str, typer.Argument(help="Start of an id; empty: all.")] = "",
+    store: Root = "artifacts",
+) -> None:
+    """Hash every object again and list what is lost or changed."""
+    from lmpipe.artifacts.lookup import find_by_prefix, list_manifests
+    from lmpipe.artifacts.store import Store
+    from lmpipe.artifacts.types import Artifact
+
+    opened = Store(store)
+    manifests = [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened)
+    console, bad = Console(), 0
+    for manifest in manifests:
+        wrong = Artifact(opened, manifest).corrupt()
+        bad += len(wrong)
+        for name in wrong:
+            console.print(f"[red]BAD[/] {manifest.stage}/{manifest.id} {name}", highlight=False)
+    console.print(f"{len(manifests)} artifacts, {bad} bad objects", highlight=False)
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    recipe: Recipe,
+    changes: Changes = None,
+    to: Annotated[Path | None, typer.Option(help="Copy the page there.")] = None,
+) -> None:
+    """Print where the newest report of a recipe lies, or copy it."""
+    from flows.recipe import load_recipe
+
+    loaded = load_recipe(recipe, changes)
+    store = loaded.settings().store
+    for name in reversed(store.children(f"runs/{loaded.name}")):
+        record = json.loads(store.read(f"runs/{loaded.name}/{name}") or b"{}")
+        page = _page_of(store, [step for step in record["steps"] if step["stage"] == "report"])
+        if page is None:
+            continue
+        if to is not None:
+            with page.open("report.html") as source, to.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        print(to or page.url("report.html").removeprefix("file://"))
+        return
+    raise ConfigError(f"no run of {loaded.name!r} in {store.root} has made a report; run it first")
+
+
+@app.command()
+def why(
+    document: Annotated[str, typer.Argument(help="A document's id (32 hex digits).")],
+    store: Root = "artifacts",
+) -> None:
+    """Say what became of a document: which stage removed it, and for which reasons."""
+    from flows.lineage import print_fate
+
+    print_fate(Console(), document, store)
+
+
+@data_app.command("common-crawl")
+def common_crawl(
+    snapshot: Annotated[str, typer.Option(help="Such as CC-MAIN-2024-10.")],
+    num_files: Annotated[int, typer.Option(min=1, help="How many WARC files.")],
+    to: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("crawl"),
+    seed: Annotated[int, typer.Option(help="Which files are drawn.")] = 0,
+    base_url: Annotated[str, typer.Option(help="Where the crawl is served.")] = "",
+) -> None:
+    """Download WARC files of a Common Crawl snapshot; run again to resume."""
+    from flows.download import download_common_crawl
+
+    download_common_crawl(Console(), snapshot, num_files, to, seed, base_url)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="A benchmark; empty lists them.")] = "",
+    to: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
+) -> None:
+    """Run a benchmark beside its peers."""
+    from flows.benchmarks import run_benchmark
+
+    run_benchmark(Console(), name, to)
+
+
+def _load(
+    recipe: str,
+    changes: list[str] | None,
+    from_stage: str,
+    until: str,
+    only: str,
+    force: list[str] | None,
+    reason: str,
+    flow: str,
+) -> tuple[Any, Any]:
+    from flows.recipe import load_recipe
+    from flows.run import COMPOSITIONS
+    from tasks.selection import Selection
+
+    if flow not in COMPOSITIONS:
+        raise ConfigError(f"--flow {flow!r}: no such flow; known are {', '.join(COMPOSITIONS)}")
+    selection = Selection(
+        from_stage=from_stage,
+        until_stage=until,
+        only=only,
+        force=tuple(force or ()),
+        reason=reason,
+    )
+    return load_recipe(recipe, changes), selection
+
+
+def _prepare_prefect(verbose: bool) -> None:
+    """Set Prefect's defaults for a run in a terminal, before its first import reads them."""
+    defaults = {
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home migrates for 55 s
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "ERROR",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _report_page(recipe: Any, steps: list[Any]) -> str:
+    page = _page_of(recipe.settings().store, [vars(s) for s in steps if s.stage == "report"])
+    return page.url("report.html").removeprefix("file://") if page else ""
+
+
+def _page_of(store: Any, steps: list[dict[str, Any]]) -> Any:
+    from lmpipe.artifacts.lookup import read_manifest
+    from lmpipe.artifacts.types import Report
+
+    for step in steps:
+        entry = read_manifest(store, "report", step["artifact"]) if step["artifact"] else None
+        if entry is not None:
+            return Report(store, entry[0])
+    return None
+
+
+def _metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {f"metric.{name}": value for name, value in metrics.items()}
+
+
+def main() -> None:
+    """Run the command; errors of ours are one message, defects are a traceback."""
+    try:
+        app()
+    except LmpipeError as error:
+        Console(stderr=True).print(f"[red]error:[/] {type(error).__name__}:", error, markup=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,0 +1,47 @@
+"""WARC files to clean documents: extract, measure, select, deduplicate, decontaminate."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from flows.recipe import PipelineConfig
+from lmpipe.artifacts.source import SourceSpec, pin
+from lmpipe.artifacts.types import Artifact, Documents, Source
+from tasks.curation import decontaminate, dedup, extract, quality_classifier, select, signals
+from tasks.sources import source
+
+
+class Curated(NamedTuple):
+    """Clean documents, and what was made on the way."""
+
+    documents: Documents
+    stages: list[Artifact]
+
+
+def curate(recipe: PipelineConfig) -> Curated:
+    """Turn a recipe's crawl into clean documents."""
+    crawl = bring_in(recipe, "crawl", recipe.sources.crawl)
+    language_model = bring_in(recipe, "language_model", recipe.sources.language_model)
+    examples = bring_in(recipe, "quality_examples", recipe.sources.quality_examples)
+    perplexity_model = (
+        bring_in(recipe, "perplexity_model", recipe.sources.perplexity_model)
+        if recipe.sources.perplexity_model
+        else None
+    )
+    quality = quality_classifier(recipe.quality_classifier, examples)
+
+    extracted = extract(recipe.extract, crawl)
+    measured = signals(recipe.signals, extracted, language_model, quality, perplexity_model)
+    selected = select(recipe.select, measured)
+    unique = dedup(recipe.dedup, selected)
+    clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
+    return Curated(clean, [crawl, extracted, measured, selected, unique, clean])
+
+
+def benchmarks(recipe: PipelineConfig) -> Source:
+    """Return the recipe's eval items."""
+    return bring_in(recipe, "benchmarks", recipe.sources.benchmarks)
+
+
+def bring_in(recipe: PipelineConfig, name: str, spec: SourceSpec) -> Source:
+    """Return a source, its files pinned as they are now."""
+    return source.pinned(pin(name, spec, Path(recipe.base)))

@@ -1,0 +1,182 @@
+"""Recipes: one YAML file says what a run does, and is checked whole before anything runs.
+
+A recipe has one section per stage (that stage's config, so all of it is identity), `sources` (where
+files lie), `store` and `runtime` (where and how it runs, no identity).
+"""
+
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lmpipe.alignment.dpo import DpoConfig
+from lmpipe.alignment.grpo import GrpoConfig
+from lmpipe.alignment.sft import SftConfig
+from lmpipe.curation.decontaminate import DecontaminateConfig
+from lmpipe.curation.dedup import DedupConfig
+from lmpipe.curation.extract import ExtractConfig
+from lmpipe.curation.quality_classifier import QualityClassifierConfig
+from lmpipe.curation.select import SelectConfig
+from lmpipe.curation.signals import SignalsConfig
+from lmpipe.evaluation.evaluate import EvaluateConfig
+from lmpipe.report.report import ReportConfig
+from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.tokenization.shards import ShardsConfig
+from lmpipe.tokenization.tokenizer import TokenizerConfig
+from lmpipe.training.pretrain import PretrainConfig
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lmpipe.artifacts.source import SourceSpec
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import ConfigError
+from lmpipe.runtime import Runtime
+from tasks.conductor import Settings
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoreSpec(_Section):
+    """Where artifacts lie."""
+
+    root: str = Field("artifacts", description="A folder, file:///… or s3://bucket/prefix.")
+
+
+class Sources(_Section):
+    """What comes from outside, each pinned by hash."""
+
+    crawl: SourceSpec = Field(description="WARC files.")
+    language_model: SourceSpec = Field(description="fastText language-id model (lid.176).")
+    quality_examples: SourceSpec = Field(description="JSONL of text and label: good or bad pages.")
+    perplexity_model: SourceSpec | None = Field(None, description="KenLM model, binary.")
+    benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
+
+
+class PipelineConfig(_Section):
+    """A whole run: every stage's config, the sources, and where and how it runs."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="The run's name.")
+    base: str = Field("", description="Folder that relative source paths start from.")
+    store: StoreSpec = Field(StoreSpec(), description="Where artifacts lie.")
+    runtime: Runtime = Field(Runtime(), description="How stages run; no identity.")
+    stage_runtime: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="Runtime fields that differ for single stages."
+    )
+    sources: Sources = Field(description="What comes from outside.")
+    extract: ExtractConfig = Field(ExtractConfig(), description="WARC to documents.")
+    quality_classifier: QualityClassifierConfig = Field(
+        QualityClassifierConfig(), description="The fastText quality classifier."
+    )
+    signals: SignalsConfig = Field(SignalsConfig(), description="What is measured.")
+    select: SelectConfig = Field(SelectConfig(), description="What is kept.")
+    dedup: DedupConfig = Field(DedupConfig(), description="Exact and near-duplicate removal.")
+    decontaminate: DecontaminateConfig = Field(
+        DecontaminateConfig(), description="Removal of eval items."
+    )
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="BPE training.")
+    shards: ShardsConfig = Field(ShardsConfig(), description="Documents to token shards.")
+    pretrain: PretrainConfig = Field(PretrainConfig(), description="Pretraining.")
+    sft: SftConfig = Field(SftConfig(), description="Supervised fine-tuning.")
+    dpo: DpoConfig = Field(DpoConfig(), description="Direct preference optimisation.")
+    grpo: GrpoConfig = Field(GrpoConfig(), description="Reinforcement learning.")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Benchmarks.")
+    report: ReportConfig = Field(ReportConfig(), description="The page about the run.")
+    scale: ScaleConfig = Field(ScaleConfig(), description="Scaling sweep.")
+
+    def settings(self) -> Settings:
+        """Return where artifacts lie and how stages run."""
+        return Settings(Store(self.store.root), self.runtime, self.stage_runtime)
+
+
+def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
+    """Return a recipe by name (`demo`) or path, with `--set a.b=value` changes applied.
+
+    Raises:
+        ConfigError: no such recipe, an unknown key (the nearest spelling is named), or a bad value
+            (its range is named). Nothing has run then.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in RECIPES.glob("*.yaml"))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"no recipe {name!r}{hint} Known: {', '.join(known)}, or a path to a YAML file"
+        )
+    try:
+        raw = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    raw.setdefault("base", str(path.parent.absolute()))
+    for change in changes or []:
+        _apply(raw, change)
+    return check_recipe(raw, str(path))
+
+
+def check_recipe(raw: dict[str, Any], origin: str) -> PipelineConfig:
+    """Validate a recipe's plain values; see `load_recipe` for the errors."""
+    try:
+        recipe = PipelineConfig.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(dict(detail)) for detail in error.errors()]
+        raise ConfigError(f"{origin} is not a valid recipe:\n" + "\n".join(lines)) from error
+    for stage, update in recipe.stage_runtime.items():
+        if stage not in PipelineConfig.model_fields:
+            raise ConfigError(_unknown(("stage_runtime", stage), list(PipelineConfig.model_fields)))
+        for key in update:
+            if key not in Runtime.model_fields:
+                where = ("stage_runtime", stage, key)
+                raise ConfigError(_unknown(where, list(Runtime.model_fields)))
+        Runtime.model_validate({**recipe.runtime.model_dump(), **update})
+    return recipe
+
+
+def _apply(raw: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {change!r} must read KEY=VALUE, such as dedup.bands=20")
+    parts = key.split(".")
+    section = raw
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {key}: {part!r} is a value and has no keys below it")
+    section[parts[-1]] = yaml.safe_load(text) if text else ""
+
+
+def _explain(detail: dict[str, Any]) -> str:
+    """Turn one pydantic error into key, value, what is allowed, and the nearest spelling."""
+    where = tuple(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return "  " + _unknown(where, _keys_at(where[:-1]))
+    key = ".".join(str(part) for part in where)
+    given = "" if detail["type"] == "missing" else f", got {str(detail['input'])[:80]!r}"
+    return f"  {key}: {detail['msg']}{given}"
+
+
+def _unknown(where: tuple[Any, ...], known: list[str]) -> str:
+    near = difflib.get_close_matches(str(where[-1]), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+    return f"{'.'.join(str(part) for part in where)}: unknown key{hint}"
+
+
+def _keys_at(where: tuple[Any, ...]) -> list[str]:
+    """Return the keys that a recipe may have at a place."""
+    models: list[type[BaseModel]] = [PipelineConfig]
+    for part in where:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        models = [m for field in fields for m in _models_in(field.annotation)]
+    return [key for model in models for key in model.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if isinstance(annotation, types.UnionType) or typing.get_args(annotation):
+        return [m for part in typing.get_args(annotation) for m in _models_in(part)]
+    return []

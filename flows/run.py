@@ -1,0 +1,100 @@
+"""Running a flow's composition inside a Prefect flow run, and writing down what became of it."""
+
+import json
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flows.align import align
+from flows.curate import curate
+from flows.evaluate import evaluate
+from flows.pipeline import pipeline
+from flows.pretrain import pretrain
+from flows.recipe import PipelineConfig
+from flows.scale import scale
+from flows.tokenize import tokenize
+from lmpipe.artifacts.events import Event
+from lmpipe.artifacts.provenance import now
+from tasks.bridge import Listener, PrefectConductor
+from tasks.conductor import conducted_by
+from tasks.plan import Step, check_runnable, plan
+from tasks.selection import Selection
+
+COMPOSITIONS: dict[str, Callable[[PipelineConfig], Any]] = {
+    "pipeline": pipeline,
+    "curate": curate,
+    "tokenize": tokenize,
+    "pretrain": pretrain,
+    "align": align,
+    "evaluate": evaluate,
+    "scale": scale,
+}
+
+
+class Silent:
+    """A listener for runs that nobody watches in a terminal."""
+
+    def started(self, name: str) -> None:
+        """Ignore."""
+
+    def event(self, name: str, event: Event) -> None:
+        """Ignore."""
+
+    def line(self, name: str, line: str) -> None:
+        """Ignore."""
+
+    def finished(self, step: Step) -> None:
+        """Ignore."""
+
+
+def plan_run(flow: str, recipe: PipelineConfig, selection: Selection) -> list[Step]:
+    """Return what would become of each step, or raise what would stop the run at once."""
+    steps = plan(partial(COMPOSITIONS[flow], recipe), recipe.settings(), selection)
+    check_runnable(steps, selection)
+    return steps
+
+
+def execute(
+    flow: str,
+    recipe: PipelineConfig,
+    selection: Selection,
+    listener: Listener | None = None,
+    flow_run: str = "",
+) -> list[Step]:
+    """Run a composition, building what is missing; call it inside a Prefect flow run.
+
+    Args:
+        flow: a key of COMPOSITIONS.
+        recipe: what to run.
+        selection: what may be built.
+        listener: hears what happens.
+        flow_run: id of the Prefect flow run; a retry has the same one and forces nothing twice.
+
+    Returns:
+        What became of each step, also stored as `runs/<recipe>/<time>.json`.
+    """
+    settings = recipe.settings()
+    compose = partial(COMPOSITIONS[flow], recipe)
+    planned = plan_run(flow, recipe, selection)
+    allowed = selection.allowed([step.name for step in planned])
+    started = now()
+    conductor = PrefectConductor(
+        settings, selection, allowed, listener or Silent(), flow_run or secrets.token_hex(6)
+    )
+    try:
+        with conducted_by(conductor):
+            compose()
+    finally:
+        record = {
+            "recipe": recipe.model_dump(mode="json"),
+            "flow": flow,
+            "flow_run": flow_run,
+            "selection": selection.model_dump(mode="json"),
+            "started": started,
+            "finished": now(),
+            "steps": [vars(step) for step in conductor.steps],
+        }
+        path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
+        settings.store.create(path, json.dumps(record, indent=1).encode())
+    return conductor.steps

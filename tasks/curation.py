@@ -1,0 +1,17 @@
+"""Tasks that turn raw crawl into clean documents."""
+
+from lmpipe.curation import decontaminate as decontaminate_
+from lmpipe.curation import dedup as dedup_
+from lmpipe.curation import extract as extract_
+from lmpipe.curation import quality_classifier as quality_classifier_
+from lmpipe.curation import select as select_
+from lmpipe.curation import signals as signals_
+
+from tasks.bridge import as_task
+
+extract = as_task(extract_.extract, retries=2, tags=("cpu",))
+quality_classifier = as_task(quality_classifier_.quality_classifier, retries=2, tags=("cpu",))
+signals = as_task(signals_.signals, retries=2, tags=("cpu",))
+select = as_task(select_.select, retries=2, tags=("cpu",))
+dedup = as_task(dedup_.dedup, retries=2, tags=("cpu",))
+decontaminate = as_task(decontaminate_.decontaminate, retries=2, tags=("cpu",))
