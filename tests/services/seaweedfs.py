@@ -13,6 +13,7 @@ from typing import Any
 import boto3
 import botocore.config
 import httpx
+from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.services.processes import ServiceError, ServiceProcess, free_port, wait_until
 
@@ -58,6 +59,8 @@ class SeaweedFS:
             "ip.bind": "127.0.0.1",
             "s3.config": config,
             "master.volumeSizeLimitMB": 256,
+            "master.electionTimeout": "1s",  # the default 10 s is what a restart would take
+            "master.telemetry": "false",
             "volume.max": 64,  # each bucket takes several
             "volume.minFreeSpace": "100MiB",
             "volume.preStopSeconds": 0,
@@ -85,13 +88,13 @@ class SeaweedFS:
         client = self.client()
         try:
             client.create_bucket(Bucket="ready")
-        except client.exceptions.BucketAlreadyExists:
+        except (client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
             pass
-        except (client.exceptions.ClientError, OSError):
+        except (BotoCoreError, ClientError):
             return False
         try:
             client.put_object(Bucket="ready", Key="probe", Body=b"1")
-        except client.exceptions.ClientError:
+        except (BotoCoreError, ClientError):
             return False
         return True
 
