@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev
+TORCH_BACKEND ?= auto
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ UV := $(BIN)/uv
 STAMP := $(VENV)/.installed-$(EXTRAS)
 # Where the environment names wheels of its own (PIP_FIND_LINKS), torch comes from there: its CPU build wins over
 # the registry's, since 2.13.0+cpu sorts above 2.13.0. Elsewhere uv picks the build that fits the machine's driver.
-TORCH_SOURCE := $(if $(PIP_FIND_LINKS),$(addprefix --find-links ,$(PIP_FIND_LINKS)),--torch-backend=auto)
+TORCH_SOURCE := $(if $(PIP_FIND_LINKS),$(addprefix --find-links ,$(PIP_FIND_LINKS)),--torch-backend=$(TORCH_BACKEND))
 export DS_BUILD_OPS := 0
 
 .DEFAULT_GOAL := help
