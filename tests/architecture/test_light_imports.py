@@ -71,11 +71,23 @@ def test_a_stage_carries_the_name_of_its_module() -> None:
     not Path(REPOSITORY, "flows", "cli.py").exists(), reason="flows/cli.py is not written yet"
 )
 def test_plan_answers_within_three_seconds(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows.cli", "plan", "demo", "--set", f"store.root=file://{tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "plan",
+        "demo",
+        "--set",
+        f"store.root=file://{tmp_path}",
+    ]
     seconds = []
-    for _ in range(3):  # the best of three: the first compiles bytecode, any may meet a busy machine
+    for _ in range(
+        3
+    ):  # the best of three: the first compiles bytecode, any may meet a busy machine
         started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
         seconds.append(time.perf_counter() - started)
         assert done.returncode == 0, done.stderr
-    assert min(seconds) < 3, f"took {min(seconds):.1f} s; see `python -X importtime -m flows.cli plan demo`"
+    assert min(seconds) < 3, (
+        f"took {min(seconds):.1f} s; see `python -X importtime -m flows.cli plan demo`"
+    )

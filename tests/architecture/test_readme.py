@@ -34,5 +34,7 @@ def test_every_make_target_named_in_the_documents_exists() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
     for document in sorted(REPOSITORY.glob("*.md")):
-        named = set(re.findall(r"(?:^|`)\s*make ([a-z][a-z-]*)", document.read_text(), flags=re.MULTILINE))
+        named = set(
+            re.findall(r"(?:^|`)\s*make ([a-z][a-z-]*)", document.read_text(), flags=re.MULTILINE)
+        )
         assert named <= targets, f"{document.name} names {sorted(named - targets)}"

@@ -86,7 +86,10 @@ class DockerEngine:
         self._import_base()
 
     def _import_base(self) -> None:
-        changes = ['CMD ["bash"]', *(f"ENV {name}={value}" for name, value in self._registry_access())]
+        changes = [
+            'CMD ["bash"]',
+            *(f"ENV {name}={value}" for name, value in self._registry_access()),
+        ]
         options: list[str] = []
         for change in changes:
             options += ["--change", change]
@@ -107,7 +110,13 @@ class DockerEngine:
         return found
 
     def build(
-        self, context: Path, *, target: str, tag: str, timeout_seconds: float, file: str = "docker/Dockerfile"
+        self,
+        context: Path,
+        *,
+        target: str,
+        tag: str,
+        timeout_seconds: float,
+        file: str = "docker/Dockerfile",
     ) -> None:
         """Build one target of a Dockerfile on our base."""
         self.docker(
@@ -146,7 +155,12 @@ def base_archive() -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lmpipe-debootstrap-") as folder:
         root = Path(folder) / "root"
-        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm"]
+        command = [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={','.join(PACKAGES)}",
+            "bookworm",
+        ]
         done = subprocess.run([*command, str(root)], capture_output=True, text=True)
         if done.returncode != 0:
             raise ServiceError(f"debootstrap: {done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -155,6 +169,10 @@ def base_archive() -> Path:
             shutil.copyfile(bundle, root / CA_BUNDLE.lstrip("/"))
         shutil.rmtree(root / "var/cache/apt/archives")
         partial = archive.with_suffix(f".{os.getpid()}")
-        subprocess.run(["tar", "--numeric-owner", "-C", str(root), "-cf", str(partial), "."], check=True)
-        partial.replace(archive)  # another run may make it at the same time: the last one wins whole
+        subprocess.run(
+            ["tar", "--numeric-owner", "-C", str(root), "-cf", str(partial), "."], check=True
+        )
+        partial.replace(
+            archive
+        )  # another run may make it at the same time: the last one wins whole
     return archive

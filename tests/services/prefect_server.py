@@ -195,7 +195,9 @@ class ProcessWorker:
         self.name = f"{pool}-{secrets.token_hex(4)}"
         self._server = server
         self._pool = pool
-        settings = server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"} | dict(environment or {})
+        settings = (
+            server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"} | dict(environment or {})
+        )
         options = ["--pool", pool, "--type", worker_type, "--name", self.name]
         self.process = ServiceProcess(
             f"worker-{self.name}",

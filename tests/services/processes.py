@@ -100,10 +100,14 @@ class ServiceProcess:
         deadline = time.monotonic() + timeout_seconds
         while not ready():
             if not self.running:
-                raise ServiceError(f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}")
+                raise ServiceError(
+                    f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}"
+                )
             if time.monotonic() > deadline:
                 self.stop()
-                raise ServiceError(f"{self.name} not ready in {timeout_seconds:g} s:\n{self.log_tail()}")
+                raise ServiceError(
+                    f"{self.name} not ready in {timeout_seconds:g} s:\n{self.log_tail()}"
+                )
             time.sleep(0.1)
 
     def log_tail(self, num_bytes: int = 4000) -> str:

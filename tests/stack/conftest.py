@@ -34,7 +34,9 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
         service.start()
         yield service
     finally:
-        service.process.stop(grace_seconds=3)  # its own shutdown takes 15 s; the data are thrown away
+        service.process.stop(
+            grace_seconds=3
+        )  # its own shutdown takes 15 s; the data are thrown away
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,9 @@ def cpu_image(docker_engine: DockerEngine) -> str:
 
 @pytest.fixture(scope="module")
 def docker_worker(
-    docker_engine: DockerEngine, prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
+    docker_engine: DockerEngine,
+    prefect_server: PrefectServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ProcessWorker]:
     prefect_server.create_pool("docker", "docker")
     worker = ProcessWorker(

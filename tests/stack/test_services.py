@@ -80,7 +80,9 @@ def test_s3_keeps_its_objects_over_a_crash_and_answers_after_a_pause(seaweedfs: 
     assert client.get_object(Bucket="durable", Key="kept")["ContentLength"] == 100_000
 
 
-def test_postgres_keeps_its_rows_over_a_stop_and_refuses_a_wrong_password(postgres: Postgres) -> None:
+def test_postgres_keeps_its_rows_over_a_stop_and_refuses_a_wrong_password(
+    postgres: Postgres,
+) -> None:
     postgres.sql("CREATE TABLE kept AS SELECT 7 AS seven")
     postgres.stop()
     assert not postgres.process.running
