@@ -1,4 +1,4 @@
-"""Find the project's modules and what they declare, by reading the source: importing is what the tests judge."""
+"""Find the project's modules and what they declare by reading: importing is what tests judge."""
 
 import ast
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def stages() -> dict[str, str]:
-    """Return stage name → module, for every function of the library decorated with `@stage(...)`."""
+    """Return stage name → module, for every function decorated with `@stage(...)`."""
     found: dict[str, str] = {}
     for module, path in modules("lmpipe"):
         for node in ast.parse(path.read_text()).body:

@@ -1,4 +1,4 @@
-"""deployments/prefect.yaml names what exists, and avoids what Prefect gets wrong when left unsaid."""
+"""deployments/prefect.yaml names what exists, and says what Prefect gets wrong when unsaid."""
 
 import ast
 from pathlib import PurePosixPath

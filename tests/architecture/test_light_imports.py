@@ -1,7 +1,8 @@
 """Declaring and planning is cheap: nothing heavy is imported before a child process needs it.
 
-import-linter cannot say this: it counts imports inside functions, which are just where the heavy ones belong. So the
-modules are imported for real, in one fresh interpreter, and whatever came along is looked at after each.
+import-linter cannot say this: it counts imports inside functions, which are just where the heavy
+ones belong. So the modules are imported for real, in one fresh interpreter, and what came along is
+looked at after each.
 """
 
 import json
@@ -14,10 +15,11 @@ import pytest
 
 from tests.architecture.modules import REPOSITORY, config_modules, modules, stages
 
-HEAVY = (
-    "datasets datatrove deepspeed fasttext kenlm lm_eval matplotlib numba pandas ray scipy sklearn spacy torch "
-    "trafilatura transformers triton"
-).split()
+HEAVY = [
+    *("datasets", "datatrove", "deepspeed", "fasttext", "kenlm", "lm_eval", "matplotlib", "numba"),
+    *("pandas", "ray", "scipy", "sklearn", "spacy", "torch", "trafilatura", "transformers"),
+    "triton",
+]
 
 PROBE = """
 import importlib, json, sys
@@ -32,7 +34,7 @@ print(json.dumps(dragged_in))
 
 
 def _dragged_in(heavy: list[str], names: list[str]) -> dict[str, str]:
-    """Return each package of `heavy` that importing `names` loads, with the module that loaded it first."""
+    """Return each package of `heavy` that importing `names` loads, with who loaded it first."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE],
         input=json.dumps([heavy, names]),

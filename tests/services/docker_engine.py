@@ -1,8 +1,9 @@
 """A Docker engine of the tests' own, and a base image made without any image registry.
 
-The base is what `python:3.11-slim-bookworm` would be: Debian by debootstrap, with Python, imported as one layer. What
-only this machine needs to reach its package registries (its CA bundle, its folder of wheels) goes into that base as
-files and environment, so the project's Dockerfile stays free of it.
+The base is what `python:3.11-slim-bookworm` would be: Debian by debootstrap, with Python, imported
+as one layer. What only this machine needs to reach its package registries (its CA bundle, its
+folder of wheels) goes into that base as files and environment, so the project's Dockerfile stays
+free of it.
 """
 
 import contextlib

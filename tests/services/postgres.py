@@ -27,7 +27,7 @@ def _binaries() -> Path:
 
 
 class Postgres:
-    """One cluster on a free loopback port, with a random password; `start` again after `stop` finds its data."""
+    """One cluster on a free loopback port; `start` after `stop` finds its data again."""
 
     def __init__(self) -> None:
         self.port = free_port()

@@ -70,7 +70,7 @@ class PrefectServer:
         }
 
     def start(self) -> None:
-        """Start, or start again over the same database; a fresh one takes up to 50 s on two busy cores."""
+        """Start, or start again over the same database; a fresh one takes up to 50 s."""
         self.process.start(self.healthy, timeout_seconds=170)
 
     def healthy(self) -> bool:
@@ -88,8 +88,8 @@ class PrefectServer:
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Call the REST API and return its JSON; raises httpx.HTTPStatusError on a refusal.
 
-        The tests speak HTTP rather than use Prefect's client: its settings are global to a process, and a test run has
-        several servers.
+        The tests speak HTTP rather than use Prefect's client: its settings are global to a
+        process, and a test run has several servers.
         """
         response = httpx.request(
             method, f"{self.api_url}{path}", json=body, auth=self._auth, timeout=30
@@ -112,7 +112,8 @@ class PrefectServer:
         """Register `path.py:function` and return the deployment's id.
 
         Args:
-            directory: Where the code lies for the process that runs the flow, absolute: the pull step.
+            directory: Where the code lies for the process that runs the flow, absolute: the pull
+            step.
         """
         flow = self.request("POST", "/flows/", {"name": entrypoint.rpartition(":")[2]})
         step = {"prefect.deployments.steps.set_working_directory": {"directory": directory}}
@@ -163,13 +164,13 @@ class PrefectServer:
         return [row["message"] for row in self.request("POST", "/logs/filter", body)]
 
     def cancel(self, run_id: str) -> None:
-        """Ask for cancellation as UI and CLI do: state CANCELLING; whoever runs the flow does the rest."""
+        """Ask for cancellation as UI and CLI do; whoever runs the flow does the rest."""
         body = {"state": {"type": "CANCELLING"}, "force": False}
         self.request("POST", f"/flow_runs/{run_id}/set_state", body)
 
 
 def redis_settings(url: str, *, docket_url: str) -> dict[str, str]:
-    """Return what moves a server's messaging, causal ordering, leases and docket from memory to Redis."""
+    """Return what moves messaging, causal ordering, leases and docket from memory to Redis."""
     return {
         "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
         "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",

@@ -1,8 +1,9 @@
-"""One service process of a test: started on loopback, watched, and ended with exactly what it started.
+"""One service process of a test: started, watched, and ended with just what it started.
 
-`setpriv` (util-linux, on every Debian) execs the service, so its pid is the one we hold, drops root where a service
-refuses it, and ties the service's life to ours: a test run killed with -9 leaves nothing behind. The alternative,
-`runuser`, stays in between as a parent and passes no signal on.
+`setpriv` (util-linux, on every Debian) execs the service, so its pid is the one we hold, drops
+root where a service refuses it, and ties the service's life to ours: a test run killed with -9
+leaves nothing behind. The alternative, `runuser`, stays in between as a parent and passes no
+signal on.
 """
 
 import contextlib
@@ -99,7 +100,7 @@ class ServiceProcess:
             )
         deadline = time.monotonic() + timeout_seconds
         while not ready():
-            if not self.running:
+            if self._process.poll() is not None:
                 raise ServiceError(
                     f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}"
                 )
@@ -123,7 +124,7 @@ class ServiceProcess:
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the service alone with -9, as a crash would: its children in other sessions live on."""
+        """End the service alone with -9, as a crash would: its children live on."""
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()

@@ -16,7 +16,8 @@ class Redis:
         folder.mkdir(parents=True)
         config = folder / "redis.conf"  # a file, not arguments: those are in the process list
         config.write_text(
-            f'bind 127.0.0.1\nport {self.port}\nrequirepass {self.password}\nsave ""\ndir {folder}\n'
+            f"bind 127.0.0.1\nport {self.port}\nrequirepass {self.password}\n"
+            f'save ""\ndir {folder}\n'
         )
         self.process = ServiceProcess("redis", ["redis-server", str(config)], folder)
 
@@ -29,7 +30,7 @@ class Redis:
         self.process.start(lambda: self.command("PING") == "+PONG", timeout_seconds=20)
 
     def command(self, line: str) -> str:
-        """Send one inline command and return the first line of the answer; "" when nobody listens."""
+        """Send one inline command and return its answer's first line; "" when nobody listens."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
                 answers = connection.makefile("rb")

@@ -1,7 +1,7 @@
 """A real S3 server for tests: SeaweedFS's single-process server, from its wheel.
 
-moto was the alternative. It keeps objects in memory, has no conditional put with real races, and cannot be stopped
-for a minute; SeaweedFS starts in 4 s and can.
+moto was the alternative. It keeps objects in memory, has no conditional put with real races, and
+cannot be stopped for a minute; SeaweedFS starts in 4 s and can.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Real services for the stack tests: each starts once a session, on loopback, and ends what it started."""
+"""Real services: each starts once a session, on loopback, and ends what it started."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,8 @@ STACK = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark everything in this folder, so that no test of a service slips into `make test`.
 
-    The first test that asks for a session's service also pays for its start: 50 s for a server, 50 s for a base image.
+    The first test that asks for a session's service also pays for its start: 50 s for a server, 50
+    s for a base image.
     """
     for item in items:
         if STACK in item.path.parents:
@@ -79,7 +80,7 @@ def prefect_server(
 def process_worker(
     tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer
 ) -> Iterator[ProcessWorker]:
-    """A worker of the `cpu` pool; a test that ends its worker makes one of its own, on its own pool."""
+    """A worker of the `cpu` pool; a test that ends its worker makes one of its own."""
     worker = ProcessWorker(prefect_server, tmp_path_factory.mktemp("worker"), "cpu")
     try:
         worker.start()

@@ -1,4 +1,4 @@
-"""docker/compose.yaml is one that docker-compose takes, keeps to loopback, and holds no secret of its own."""
+"""docker/compose.yaml is one docker-compose takes, keeps to loopback, and holds no secret."""
 
 import os
 import subprocess

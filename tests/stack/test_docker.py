@@ -1,4 +1,4 @@
-"""The cpu image is built from nothing but Debian and Python packages, and a queued run completes inside it."""
+"""The cpu image is built from Debian and Python packages; a queued run completes inside it."""
 
 import json
 import re
@@ -70,7 +70,10 @@ def test_the_image_holds_the_pinned_packages_and_the_cpu_build_of_torch(
 def test_the_image_runs_as_a_user_who_cannot_write_the_code(
     docker_engine: DockerEngine, cpu_image: str
 ) -> None:
-    script = "id -u; if test -w /opt/lmpipe/lmpipe; then echo writable; fi; python -c 'import lmpipe, flows, tasks'"
+    script = (
+        "id -u; if test -w /opt/lmpipe/lmpipe; then echo writable; fi;"
+        "python -c 'import lmpipe, flows, tasks'"
+    )
     output = docker_engine.docker(
         "run", "--rm", "--network=host", "--workdir=/tmp", cpu_image, "sh", "-c", script
     )

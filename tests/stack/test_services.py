@@ -152,7 +152,7 @@ def test_cancelling_a_run_ends_its_child_processes(
 
     started = time.monotonic()
     prefect_server.cancel(run)
-    gone, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, f"left after cancelling: {alive}"
     assert prefect_server.wait_for(run, frozenset({"CANCELLED"})) == "CANCELLED"
     print(f"cancelled in {time.monotonic() - started:.0f} s")
