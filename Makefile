@@ -73,6 +73,15 @@ kenlm: setup  ## build lmplz and build_binary from kenlm's own source into .venv
 	cmake -S build/kenlm -B build/kenlm/out -DCMAKE_BUILD_TYPE=Release -DCMAKE_POLICY_VERSION_MINIMUM=3.5
 	cmake --build build/kenlm/out --target lmplz build_binary --parallel
 	cp build/kenlm/out/bin/lmplz build/kenlm/out/bin/build_binary $(BIN)/
+	$(if $(TEXT),$(MAKE) --no-print-directory kenlm-model)
+
+# A pruned, quantised 3-gram model as `signals` reads it: make kenlm TEXT=texts.parquet OUT=model.kenlm
+OUT ?= build/model.kenlm
+.PHONY: kenlm-model
+kenlm-model:
+	$(BIN)/python -m lmpipe.curation.perplexity $(TEXT) \
+	    | $(BIN)/lmplz -o 3 --prune 0 2 3 --temp_prefix build/ > build/model.arpa
+	$(BIN)/build_binary -q 8 -b 8 -a 22 trie build/model.arpa $(OUT)
 
 clean:  ## remove caches and build products; .venv and artifacts stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

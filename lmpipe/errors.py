@@ -1,0 +1,41 @@
+"""Every error that lmpipe raises on purpose.
+
+    LmpipeError
+    ├── ConfigError (ValueError)   a recipe, config or option is wrong; raised before anything runs
+    ├── InputError                 data from outside are unusable: names file, record, range, remedy
+    ├── StoreError                 the artifact store misbehaves or an object is missing
+    │   └── LockLost               another builder took this artifact's lock over; nothing was published
+    ├── StageFailed                a stage's child process ended without a result
+    └── TrainingError              training cannot go on (ranks lost, non-finite gradients in a row)
+
+A message says what happened, the value found, the allowed range and the remedy. All classes take one
+string, so that they survive pickling between processes.
+"""
+
+
+class LmpipeError(Exception):
+    """Base of all errors raised on purpose; everything else is a defect."""
+
+
+class ConfigError(LmpipeError, ValueError):
+    """A config, recipe or option is wrong. Raised at construction, before any work."""
+
+
+class InputError(LmpipeError):
+    """Data from outside cannot be used: the message names the file, the record and the remedy."""
+
+
+class StoreError(LmpipeError):
+    """The artifact store cannot serve a read or take a write."""
+
+
+class LockLost(StoreError):
+    """Another builder holds the lock now; the attempt that lost it publishes nothing."""
+
+
+class StageFailed(LmpipeError):
+    """A stage's process ended without a result: the message names its exit code or signal."""
+
+
+class TrainingError(LmpipeError):
+    """Training cannot continue: a rank died, or too many steps in a row were not finite."""
