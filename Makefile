@@ -38,16 +38,16 @@ demo:  ## run the whole pipeline on the sample and print where the report is
 	    echo "installation: $$(( $$(date +%s) - start )) s" && $(BIN)/lmpipe run demo
 
 test: check  ## check, then all tests that need neither a service nor a GPU
-	$(BIN)/python -m pytest tests -m 'not stack and not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/stack --ignore=tests/gpu $(PYTEST_ARGS)
 
 test-stack: setup  ## tests on real services, which they start themselves on loopback
 	@.ci/missing-packages --explain stack
-	$(BIN)/python -m pytest tests/stack -m stack $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/stack $(PYTEST_ARGS)
 
 # PYTHON=... names an interpreter that already has torch, triton and pytest; nothing is installed.
 test-gpu: GPU_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(BIN)/python)
 test-gpu:  ## tests on a CUDA device: make test-gpu PYTHON=python3
-	$(GPU_PYTHON) -m pytest tests/gpu -m gpu $(PYTEST_ARGS)
+	$(GPU_PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)
 
 check: setup  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

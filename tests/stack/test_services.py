@@ -158,13 +158,18 @@ def test_cancelling_a_run_ends_its_child_processes(
     print(f"cancelled in {time.monotonic() - started:.0f} s")
 
 
-def test_a_server_on_sqlite_keeps_its_runs_over_a_restart(tmp_path: Path) -> None:
+def test_a_killed_server_comes_back_with_what_it_knew(prefect_server: PrefectServer) -> None:
+    prefect_server.create_pool("kept")
+    prefect_server.process.kill()
+    assert not prefect_server.healthy()
+    prefect_server.start()
+    assert prefect_server.request("GET", "/work_pools/kept")["type"] == "process"
+
+
+def test_a_server_starts_on_sqlite_alone(tmp_path: Path) -> None:
     server = PrefectServer(tmp_path / "server")
     try:
         server.start()
-        server.create_pool("kept")
-        server.process.kill()
-        server.start()
-        assert server.request("GET", "/work_pools/kept")["type"] == "process"
+        assert (tmp_path / "server" / "server-home" / "prefect.db").exists()
     finally:
         server.process.stop()
