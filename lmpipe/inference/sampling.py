@@ -62,7 +62,7 @@ def choose(
     uniform_B: Float[torch.Tensor, " B"],
     config: SamplingConfig,
 ) -> Int[torch.Tensor, " B"]:
-    """Pick one token per row from the (truncated) distribution; the likeliest one at temperature 0."""
+    """Pick one token per row from the (truncated) distribution; the likeliest at temperature 0."""
     if config.temperature == 0:
         return logprob_BV.argmax(dim=-1)
     # Summed in float64: in fp32 the cumulative of 100,000 tokens drifts by more than a rare token's

@@ -125,8 +125,9 @@ def _torch_sdpa(
 # A tile is BLOCK_T queries by BLOCK_S keys; KP is the head size K padded to a power of two of at
 # least 16, the least that a matrix instruction takes. Scores are in base 2, score * (scale * log2
 # e): exp2 is what the hardware has, and the multiplication fuses with the subtraction of the
-# maximum. Each loop runs twice: over the tiles that every query sees whole, without a mask or a
-# bounds check, and over those on an edge. Arguments keep their groups (unformatted).
+# maximum. Each loop runs twice: over the tiles that every query sees whole, without a mask, and
+# over those on an edge (EDGE); bounds are checked only where T or S is no multiple of its block
+# (RAGGED). Arguments keep their groups (unformatted).
 
 # fmt: off
 
@@ -140,7 +141,9 @@ def _load_rows(
     row = tl.arange(0, ROWS)
     col = tl.arange(0, KP)
     base += tl.cast(first, tl.int64) * row_stride
-    pointers = base + row[:, None] * row_stride + col[None, :]
+    # One 32-bit offset an element beside a scalar 64-bit base. Adding the base to the rows first
+    # made ptxas (sm_90, K=128) spill 788 bytes in the dK/dV kernel against 312.
+    pointers = base + (row[:, None] * row_stride + col[None, :])
     if EDGE:
         inside = (first + row < num_rows)[:, None] & (col < K)[None, :]
         tile = tl.load(pointers, mask=inside, other=0.0)
@@ -159,7 +162,7 @@ def _store_rows(
     row = tl.arange(0, ROWS)
     col = tl.arange(0, KP)
     base += tl.cast(first, tl.int64) * row_stride
-    pointers = base + row[:, None] * row_stride + col[None, :]
+    pointers = base + (row[:, None] * row_stride + col[None, :])
     inside = (first + row < num_rows)[:, None] & (col < K)[None, :]
     tl.store(pointers, tile.to(base.dtype.element_ty), mask=inside)
 
@@ -207,12 +210,13 @@ def _key_range(
 def _attend(
     acc, row_sum, row_max, query, key_ptr, value_ptr, document_ptr, document_T, row_T,
     start_at, end_at, stride_ks, stride_vs, T, S, scale_log2,
-    CAUSAL: tl.constexpr, PACKED: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, RAGGED: tl.constexpr, EDGE: tl.constexpr,
+    PRECISION: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """Fold the keys of [start_at, end_at) into the running softmax of one block of queries."""
     for first_key in tl.range(start_at, end_at, BLOCK_S):
-        key = _load_rows(key_ptr, first_key, S, stride_ks, K, BLOCK_S, KP, EDGE)
+        key = _load_rows(key_ptr, first_key, S, stride_ks, K, BLOCK_S, KP, EDGE and RAGGED)
         score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         if EDGE:
             row_S = first_key + tl.arange(0, BLOCK_S)
@@ -230,7 +234,7 @@ def _attend(
         decay = tl.exp2(row_max - shift)
         row_sum = row_sum * decay + tl.sum(weight, 1)
         row_max = new_max
-        value = _load_rows(value_ptr, first_key, S, stride_vs, K, BLOCK_S, KP, EDGE)
+        value = _load_rows(value_ptr, first_key, S, stride_vs, K, BLOCK_S, KP, EDGE and RAGGED)
         acc = acc * decay[:, None]
         acc = tl.dot(weight.to(value.dtype), value, acc, input_precision=PRECISION)
     return acc, row_sum, row_max
@@ -242,7 +246,7 @@ def _forward_kernel(
     stride_qb, stride_qt, stride_qh, stride_kb, stride_ks, stride_kg,
     stride_vb, stride_vs, stride_vg, stride_ob, stride_ot, stride_oh, stride_db,
     T, S, H, group_size, scale_log2,
-    CAUSAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """One block of queries of one head: out, and log-sum-exp in base 2."""
@@ -260,7 +264,7 @@ def _forward_kernel(
 
     row_T = first_query + tl.arange(0, BLOCK_T)
     document_T = _documents(document_ptr, row_T, T, PACKED)
-    query = _load_rows(query_ptr, first_query, T, stride_qt, K, BLOCK_T, KP, True)
+    query = _load_rows(query_ptr, first_query, T, stride_qt, K, BLOCK_T, KP, RAGGED)
     acc = tl.zeros((BLOCK_T, KP), tl.float32)
     row_sum = tl.zeros((BLOCK_T,), tl.float32)
     row_max = tl.full((BLOCK_T,), float("-inf"), tl.float32)
@@ -270,12 +274,12 @@ def _forward_kernel(
         acc, row_sum, row_max = _attend(
             acc, row_sum, row_max, query, key_ptr, value_ptr, document_ptr, document_T, row_T,
             0, whole, stride_ks, stride_vs, T, S, scale_log2,
-            CAUSAL, PACKED, False, PRECISION, K, KP, BLOCK_S,
+            CAUSAL, PACKED, RAGGED, False, PRECISION, K, KP, BLOCK_S,
         )
     acc, row_sum, row_max = _attend(
         acc, row_sum, row_max, query, key_ptr, value_ptr, document_ptr, document_T, row_T,
         whole, end, stride_ks, stride_vs, T, S, scale_log2,
-        CAUSAL, PACKED, True, PRECISION, K, KP, BLOCK_S,
+        CAUSAL, PACKED, RAGGED, True, PRECISION, K, KP, BLOCK_S,
     )
 
     saw_any = row_sum > 0
@@ -310,14 +314,19 @@ def _delta_kernel(
 def _sum_over_queries(
     grad_key, grad_value, key, value, query_ptr, grad_out_ptr, lse_ptr, delta_ptr,
     document_ptr, document_S, row_S, start_at, end_at, stride_qt, stride_gt, T, S, scale_log2,
-    CAUSAL: tl.constexpr, PACKED: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, RAGGED: tl.constexpr, EDGE: tl.constexpr,
+    PRECISION: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr,
 ):
     """Add to a block's dK and dV what the queries of [start_at, end_at) of one head give."""
     for first_query in tl.range(start_at, end_at, BLOCK_T):
         row_T = first_query + tl.arange(0, BLOCK_T)
-        query = _load_rows(query_ptr, first_query, T, stride_qt, K, BLOCK_T, KP, EDGE)
-        grad_out = _load_rows(grad_out_ptr, first_query, T, stride_gt, K, BLOCK_T, KP, EDGE)
+        query = _load_rows(
+            query_ptr, first_query, T, stride_qt, K, BLOCK_T, KP, EDGE and RAGGED
+        )
+        grad_out = _load_rows(
+            grad_out_ptr, first_query, T, stride_gt, K, BLOCK_T, KP, EDGE and RAGGED
+        )
         lse = tl.load(lse_ptr + row_T, mask=row_T < T, other=float("inf"))
         delta = tl.load(delta_ptr + row_T, mask=row_T < T, other=0.0)
         score_ST = tl.dot(key, tl.trans(query), input_precision=PRECISION)
@@ -346,7 +355,7 @@ def _grad_key_value_kernel(
     stride_vb, stride_vs, stride_vg, stride_gb, stride_gt, stride_gh,
     stride_dkb, stride_dks, stride_dkg, stride_db,
     T, S, H, group_size, scale, scale_log2,
-    CAUSAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """One block of keys of one key head: dK and dV, summed over the query heads that share it."""
@@ -360,8 +369,8 @@ def _grad_key_value_kernel(
 
     row_S = first_key + tl.arange(0, BLOCK_S)
     document_S = _documents(document_ptr, row_S, S, PACKED)
-    key = _load_rows(key_ptr, first_key, S, stride_ks, K, BLOCK_S, KP, True)
-    value = _load_rows(value_ptr, first_key, S, stride_vs, K, BLOCK_S, KP, True)
+    key = _load_rows(key_ptr, first_key, S, stride_ks, K, BLOCK_S, KP, RAGGED)
+    value = _load_rows(value_ptr, first_key, S, stride_vs, K, BLOCK_S, KP, RAGGED)
     grad_key = tl.zeros((BLOCK_S, KP), tl.float32)
     grad_value = tl.zeros((BLOCK_S, KP), tl.float32)
 
@@ -386,21 +395,22 @@ def _grad_key_value_kernel(
             grad_key, grad_value, key, value, query_head, grad_out_head,
             lse_ptr + row_offset, delta_ptr + row_offset, document_ptr, document_S, row_S,
             begin, edge, stride_qt, stride_gt, T, S, scale_log2,
-            CAUSAL, PACKED, True, PRECISION, K, KP, BLOCK_T,
+            CAUSAL, PACKED, RAGGED, True, PRECISION, K, KP, BLOCK_T,
         )
         if not PACKED:
             grad_key, grad_value = _sum_over_queries(
                 grad_key, grad_value, key, value, query_head, grad_out_head,
                 lse_ptr + row_offset, delta_ptr + row_offset, document_ptr, document_S, row_S,
                 edge, whole, stride_qt, stride_gt, T, S, scale_log2,
-                CAUSAL, PACKED, False, PRECISION, K, KP, BLOCK_T,
+                CAUSAL, PACKED, RAGGED, False, PRECISION, K, KP, BLOCK_T,
             )
-            grad_key, grad_value = _sum_over_queries(
-                grad_key, grad_value, key, value, query_head, grad_out_head,
-                lse_ptr + row_offset, delta_ptr + row_offset, document_ptr, document_S, row_S,
-                whole, T, stride_qt, stride_gt, T, S, scale_log2,
-                CAUSAL, PACKED, True, PRECISION, K, KP, BLOCK_T,
-            )
+            if RAGGED:
+                grad_key, grad_value = _sum_over_queries(
+                    grad_key, grad_value, key, value, query_head, grad_out_head,
+                    lse_ptr + row_offset, delta_ptr + row_offset, document_ptr, document_S, row_S,
+                    whole, T, stride_qt, stride_gt, T, S, scale_log2,
+                    CAUSAL, PACKED, RAGGED, True, PRECISION, K, KP, BLOCK_T,
+                )
 
     grad_key_ptr += batch * stride_dkb + group * stride_dkg
     grad_value_ptr += batch * stride_dkb + group * stride_dkg
@@ -412,13 +422,14 @@ def _grad_key_value_kernel(
 def _sum_over_keys(
     grad_query, query, grad_out, lse, delta, key_ptr, value_ptr, document_ptr, document_T, row_T,
     start_at, end_at, stride_ks, stride_vs, T, S, scale_log2,
-    CAUSAL: tl.constexpr, PACKED: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, RAGGED: tl.constexpr, EDGE: tl.constexpr,
+    PRECISION: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """Add to a block's dQ what the keys of [start_at, end_at) give."""
     for first_key in tl.range(start_at, end_at, BLOCK_S):
-        key = _load_rows(key_ptr, first_key, S, stride_ks, K, BLOCK_S, KP, EDGE)
-        value = _load_rows(value_ptr, first_key, S, stride_vs, K, BLOCK_S, KP, EDGE)
+        key = _load_rows(key_ptr, first_key, S, stride_ks, K, BLOCK_S, KP, EDGE and RAGGED)
+        value = _load_rows(value_ptr, first_key, S, stride_vs, K, BLOCK_S, KP, EDGE and RAGGED)
         score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         weight = tl.exp2(score * scale_log2 - lse[:, None])
         if EDGE:
@@ -442,7 +453,7 @@ def _grad_query_kernel(
     stride_vb, stride_vs, stride_vg, stride_gb, stride_gt, stride_gh,
     stride_dqb, stride_dqt, stride_dqh, stride_db,
     T, S, H, group_size, scale, scale_log2,
-    CAUSAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """One block of queries of one head: dQ."""
@@ -459,8 +470,8 @@ def _grad_query_kernel(
 
     row_T = first_query + tl.arange(0, BLOCK_T)
     document_T = _documents(document_ptr, row_T, T, PACKED)
-    query = _load_rows(query_ptr, first_query, T, stride_qt, K, BLOCK_T, KP, True)
-    grad_out = _load_rows(grad_out_ptr, first_query, T, stride_gt, K, BLOCK_T, KP, True)
+    query = _load_rows(query_ptr, first_query, T, stride_qt, K, BLOCK_T, KP, RAGGED)
+    grad_out = _load_rows(grad_out_ptr, first_query, T, stride_gt, K, BLOCK_T, KP, RAGGED)
     lse = tl.load(lse_ptr + row_offset + row_T, mask=row_T < T, other=float("inf"))
     delta = tl.load(delta_ptr + row_offset + row_T, mask=row_T < T, other=0.0)
     grad_query = tl.zeros((BLOCK_T, KP), tl.float32)
@@ -470,12 +481,12 @@ def _grad_query_kernel(
         grad_query = _sum_over_keys(
             grad_query, query, grad_out, lse, delta, key_ptr, value_ptr, document_ptr,
             document_T, row_T, 0, whole, stride_ks, stride_vs, T, S, scale_log2,
-            CAUSAL, PACKED, False, PRECISION, K, KP, BLOCK_S,
+            CAUSAL, PACKED, RAGGED, False, PRECISION, K, KP, BLOCK_S,
         )
     grad_query = _sum_over_keys(
         grad_query, query, grad_out, lse, delta, key_ptr, value_ptr, document_ptr,
         document_T, row_T, whole, end, stride_ks, stride_vs, T, S, scale_log2,
-        CAUSAL, PACKED, True, PRECISION, K, KP, BLOCK_S,
+        CAUSAL, PACKED, RAGGED, True, PRECISION, K, KP, BLOCK_S,
     )
     _store_rows(grad_query_ptr, grad_query * scale, first_query, T, stride_dqt, K, BLOCK_T, KP)
 
@@ -513,13 +524,21 @@ _TILES = {
     # Two 64x256 fp32 sums would take 256 registers a thread of 4 warps: 8 warps.
     256: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
 }
-# fp32 products run on the scalar units, bit-faithful to fp32 (tf32 would lose 13 bits): small
-# tiles, no pipeline.
-_FP32_TILES = Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
+# fp32 products run on the scalar units, bit-faithful to fp32 where tf32 would lose 13 bits. They are
+# unrolled whole: 32x32 at K=256 spilled 19 KB a thread and compiled for minutes.
+_FP32_TILE = Tile(32, 32, 4, 1)
+_FP32_LARGE_HEAD_TILE = Tile(16, 16, 4, 1)
+
+
+def _tiles(padded_head_size: int, dtype: torch.dtype) -> Tiles:
+    if dtype != torch.float32:
+        return _TILES[padded_head_size]
+    tile = _FP32_TILE if padded_head_size < 128 else _FP32_LARGE_HEAD_TILE
+    return Tiles(tile, tile, tile)
 
 
 class _Launch:
-    """What the kernels of one call share: sizes, strides of the inputs and compile-time constants."""
+    """What the kernels of one call share: sizes, strides of the inputs, compile-time constants."""
 
     def __init__(
         self,
@@ -534,7 +553,7 @@ class _Launch:
         self.scale = 1 / math.sqrt(self.head_size)
         padded = max(16, triton.next_power_of_2(self.head_size))
         exact = query_BTHK.dtype == torch.float32
-        self.tiles = _FP32_TILES if exact else _TILES[padded]
+        self.tiles = _tiles(padded, query_BTHK.dtype)
         # Without documents the pointer is never read, but has to point somewhere.
         self.document = query_BTHK if document_BT is None else document_BT
         self.document_stride = 0 if document_BT is None else document_BT.stride(0)
@@ -564,6 +583,7 @@ class _Launch:
     def options(self, tile: Tile) -> dict[str, Any]:
         return {
             **self.constants,
+            "RAGGED": bool(self.num_queries % tile.queries or self.num_keys % tile.keys),
             "BLOCK_T": tile.queries,
             "BLOCK_S": tile.keys,
             "num_warps": tile.warps,

@@ -133,7 +133,7 @@ def training_flops_per_token(
 def model_flops_utilization(
     config: ModelConfig, tokens_per_second: float, device: Accelerator, *, num_devices: int = 1
 ) -> float:
-    """MFU: the fraction of the devices' matrix rate that went into the model (full S x S attention)."""
+    """MFU: the fraction of the devices' matrix rate that went into the model (S x S attention)."""
     achieved = training_flops_per_token(config, causal=False) * tokens_per_second
     return achieved / (device.flops_per_second * num_devices)
 
