@@ -524,8 +524,8 @@ _TILES = {
     # Two 64x256 fp32 sums would take 256 registers a thread of 4 warps: 8 warps.
     256: Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
 }
-# fp32 products run on the scalar units, bit-faithful to fp32 where tf32 would lose 13 bits. They are
-# unrolled whole: 32x32 at K=256 spilled 19 KB a thread and compiled for minutes.
+# fp32 products run on the scalar units, since tf32 would lose 13 bits. They are unrolled whole:
+# 32x32 at K=256 spilled 19 KB a thread and compiled for minutes.
 _FP32_TILE = Tile(32, 32, 4, 1)
 _FP32_LARGE_HEAD_TILE = Tile(16, 16, 4, 1)
 
