@@ -34,7 +34,8 @@ time.sleep(60)
 
 def start(code: str) -> "subprocess.Popen[str]":
     root = str(Path(__file__).resolve().parents[2])
-    env = {**os.environ, "PYTHONPATH": root}
+    search_path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": search_path}
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env
     )
@@ -74,9 +75,9 @@ def test_end_trees_kills_what_ignores_sigterm_after_one_grace_for_all():
     for process in stubborn:
         first_number(process)
     started = time.monotonic()
-    end_trees([process.pid for process in stubborn], grace_seconds=0.5)
+    end_trees([process.pid for process in stubborn], grace_seconds=2)
     assert [process.wait() for process in stubborn] == [-signal.SIGKILL] * 2
-    assert 0.5 <= time.monotonic() - started < 0.95
+    assert 2 <= time.monotonic() - started < 3.9  # one after the other: 4
 
 
 def test_end_tree_names_nothing_when_all_had_ended():

@@ -32,6 +32,11 @@ class Recorder:
         self.events.append((step, (local / "weights").read_text(), keep))
 
 
+def environment_with_project() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+
+
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -95,10 +100,9 @@ from tests.training.test_launch import Recorder
 run_ranks("{ENTRIES}:wait_with_child", {{"folder": {str(tmp_path)!r}}}, Recorder(),
           Runtime(ranks=2, device="cpu"))
 """
-    root = str(Path(__file__).resolve().parents[2])
     stage = subprocess.Popen(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": root},
+        env=environment_with_project(),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from lmpipe.tokenization.reading import TokenReader
 from lmpipe.training.data import cut
 from lmpipe.training.loop import language_model_loss
 from lmpipe.training.pretrain import PretrainConfig, pretrain
+from tests.training.test_launch import environment_with_project
 from tests.training.token_shards import EOS, VOCAB, write_shards
 
 SHAPE = ModelConfig(num_layers=2, d_model=32, num_heads=2, num_kv_heads=1, max_seq_len=64)
@@ -133,11 +133,9 @@ def test_a_run_killed_between_checkpoints_ends_with_the_same_weights(
 ):
     root = f"file://{tmp_path}"
     program = f"from tests.training.test_pretrain import *; run_pretrain({root!r}, 0.05)"
-    project = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": project}
     with (tmp_path / "log").open("w") as log:
         killed = subprocess.Popen(
-            [sys.executable, "-c", program], env=environment, stdout=log, stderr=log
+            [sys.executable, "-c", program], env=environment_with_project(), stdout=log, stderr=log
         )
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob("pretrain/*/attempts/*/checkpoints/*/COMPLETE.json")):
