@@ -28,6 +28,21 @@ from lmpipe.tokenization.compiled import compiled
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
+Int = int | np.int64
+
+
+# places in the state of a run
+NUM_PAIRS, NUM_OCCURRENCES, HEAP_SIZE, NUM_DONE, TOP = range(5)
+FIRST_PASS, CHOOSE = -1, -2  # of TOP, which is else the pair in work
+
+
+class Pieces(NamedTuple):
+    """The symbols of every piece: piece i has length[i] of them from edges[i] on."""
+
+    symbol: I32
+    edges: I64
+    length: I32
+    frequency: I64
 
 
 class Pairs(NamedTuple):
@@ -39,6 +54,16 @@ class Pairs(NamedTuple):
     total: I64
     start: I64  # where the pair's pieces stand in the list of occurrences
     length: I64
+    heap_total: I64
+    heap_pair: I32
+
+
+class Found(NamedTuple):
+    """What one step found, pair beside piece, and the pieces of all pairs laid side by side."""
+
+    pair: I32
+    piece: I32
+    occurrence: I32
 
 
 class Symbols(NamedTuple):
@@ -49,15 +74,7 @@ class Symbols(NamedTuple):
 
 
 @compiled
-def _grown(array: Any, room: int) -> Any:
-    larger = np.empty(room, array.dtype)
-    for i in range(array.size):  # a slice would compile numba's message about unequal shapes
-        larger[i] = array[i]
-    return larger
-
-
-@compiled
-def _slot(table: I32, left: I32, right: I32, a: int, b: int) -> Any:
+def _slot(table: I32, left: I32, right: I32, a: Int, b: Int) -> Any:
     """Return the slot where the pair is, or the free one where it would be."""
     mask = table.size - 1
     key = (np.uint64(a) << np.uint64(32)) | np.uint64(b)
@@ -69,27 +86,14 @@ def _slot(table: I32, left: I32, right: I32, a: int, b: int) -> Any:
 
 
 @compiled
-def _room_for(pairs: Pairs, num_pairs: int) -> Pairs:
-    """Return tables with room for one more pair."""
-    if num_pairs < pairs.total.size:
-        return pairs
-    room = 2 * num_pairs
-    left, right = _grown(pairs.left, room), _grown(pairs.right, room)
-    table = np.full(2 * room, -1, np.int32)
+def _fill(table: I32, left: I32, right: I32, num_pairs: int) -> None:
     for number in range(num_pairs):
-        table[_slot(table, left, right, left[number], right[number])] = number
-    return Pairs(
-        table,
-        left,
-        right,
-        _grown(pairs.total, room),
-        _grown(pairs.start, room),
-        _grown(pairs.length, room),
-    )
+        a, b = np.int64(left[number]), np.int64(right[number])
+        table[_slot(table, left, right, a, b)] = number
 
 
 @compiled
-def _compare(symbols: Symbols, a: int, b: int) -> Any:
+def _compare(symbols: Symbols, a: Int, b: Int) -> Any:
     """Compare the bytes of two symbols: below, equal to or above zero."""
     i, j = symbols.edges[a], symbols.edges[b]
     end_a, end_b = symbols.edges[a + 1], symbols.edges[b + 1]
@@ -114,190 +118,247 @@ def _before(pairs: Pairs, symbols: Symbols, count: int, pair: int, count2: int, 
 
 
 @compiled
-def _sift_up(heap_count: I64, heap_pair: I32, size: int, pairs: Pairs, symbols: Symbols) -> None:
+def _sift_up(pairs: Pairs, symbols: Symbols, size: int) -> None:
     """Move the last entry of the heap to its place."""
     place = size - 1
-    count, pair = heap_count[place], heap_pair[place]
+    count, pair = pairs.heap_total[place], pairs.heap_pair[place]
     while place > 0:
         parent = (place - 1) >> 1
-        if not _before(pairs, symbols, count, pair, heap_count[parent], heap_pair[parent]):
+        if not _before(
+            pairs, symbols, count, pair, pairs.heap_total[parent], pairs.heap_pair[parent]
+        ):
             break
-        heap_count[place], heap_pair[place] = heap_count[parent], heap_pair[parent]
+        pairs.heap_total[place], pairs.heap_pair[place] = (
+            pairs.heap_total[parent],
+            pairs.heap_pair[parent],
+        )
         place = parent
-    heap_count[place], heap_pair[place] = count, pair
+    pairs.heap_total[place], pairs.heap_pair[place] = count, pair
 
 
 @compiled
-def _sift_down(heap_count: I64, heap_pair: I32, size: int, pairs: Pairs, symbols: Symbols) -> None:
+def _sift_down(pairs: Pairs, symbols: Symbols, size: int) -> None:
     """Move the first entry of the heap to its place."""
     place = 0
-    count, pair = heap_count[0], heap_pair[0]
+    count, pair = pairs.heap_total[0], pairs.heap_pair[0]
     while 2 * place + 1 < size:
         child = 2 * place + 1
         if child + 1 < size and _before(
             pairs,
             symbols,
-            heap_count[child + 1],
-            heap_pair[child + 1],
-            heap_count[child],
-            heap_pair[child],
+            pairs.heap_total[child + 1],
+            pairs.heap_pair[child + 1],
+            pairs.heap_total[child],
+            pairs.heap_pair[child],
         ):
             child += 1
-        if not _before(pairs, symbols, heap_count[child], heap_pair[child], count, pair):
+        if not _before(
+            pairs, symbols, pairs.heap_total[child], pairs.heap_pair[child], count, pair
+        ):
             break
-        heap_count[place], heap_pair[place] = heap_count[child], heap_pair[child]
+        pairs.heap_total[place], pairs.heap_pair[place] = (
+            pairs.heap_total[child],
+            pairs.heap_pair[child],
+        )
         place = child
-    heap_count[place], heap_pair[place] = count, pair
+    pairs.heap_total[place], pairs.heap_pair[place] = count, pair
+
+
+@compiled
+def _lose(pairs: Pairs, a: Int, b: Int, count: Int) -> None:
+    """Take the occurrences of a pair off its total."""
+    pair = pairs.table[_slot(pairs.table, pairs.left, pairs.right, a, b)]
+    if pair >= 0:
+        pairs.total[pair] -= count
+
+
+@compiled
+def _replace(
+    pieces: Pieces, pairs: Pairs, found: Found, state: I64, a: Int, b: Int, new: Int
+) -> Int:
+    """Replace the pair (a, b) in its pieces and count the pairs that arise; return how many.
+
+    In the first pass nothing is replaced, and every pair arises.
+    """
+    top, num_found, num_pairs = state[TOP], 0, state[NUM_PAIRS]
+    first_pass = top < 0
+    todo = np.int64(0) if first_pass else pairs.start[top]
+    stop = pieces.frequency.size if first_pass else todo + pairs.length[top]
+    while todo < stop:
+        piece = todo if first_pass else np.int64(found.occurrence[todo])
+        todo += 1
+        begin, size, count = pieces.edges[piece], pieces.length[piece], pieces.frequency[piece]
+        read, write = 0, 0
+        before: Int = np.int64(-1)  # the symbol before `read`, as it was
+        was_new = False
+        while read < size:
+            current: Int = np.int64(pieces.symbol[begin + read])
+            merged = current == a and read + 1 < size and pieces.symbol[begin + read + 1] == b
+            if merged:
+                # pairs that are the merged one itself go to zero at the end anyway
+                if before >= 0 and not was_new:
+                    _lose(pairs, before, current, count)
+                if read + 2 < size:
+                    _lose(pairs, b, np.int64(pieces.symbol[begin + read + 2]), count)
+                before, current = b, new
+                read += 2
+            else:
+                before = current
+                read += 1
+            if write > 0 and (first_pass or merged or was_new):
+                previous = np.int64(pieces.symbol[begin + write - 1])
+                slot = _slot(pairs.table, pairs.left, pairs.right, previous, current)
+                if pairs.table[slot] < 0:
+                    pairs.table[slot] = num_pairs
+                    pairs.left[num_pairs], pairs.right[num_pairs] = previous, current
+                    pairs.total[num_pairs], pairs.length[num_pairs] = 0, 0
+                    pairs.start[num_pairs] = -1  # the last piece found, until the step ends
+                    num_pairs += 1
+                pair = pairs.table[slot]
+                pairs.total[pair] += count
+                if pairs.start[pair] != piece:
+                    pairs.start[pair] = piece
+                    pairs.length[pair] += 1
+                    found.pair[num_found], found.piece[num_found] = pair, piece
+                    num_found += 1
+            pieces.symbol[begin + write] = current
+            write += 1
+            was_new = merged
+        pieces.length[piece] = write
+    if top >= 0:
+        pairs.total[top] = 0
+    state[NUM_PAIRS] = num_pairs
+    return num_found
+
+
+@compiled
+def _settle(
+    pairs: Pairs, symbols: Symbols, found: Found, state: I64, first: Int, num_found: Int, least: int
+) -> None:
+    """Put the pairs from `first` on onto the heap, and lay their pieces side by side."""
+    for pair in range(first, state[NUM_PAIRS]):
+        if pairs.total[pair] < least:
+            pairs.start[pair] = -1
+            continue
+        pairs.start[pair] = state[NUM_OCCURRENCES]
+        state[NUM_OCCURRENCES] += pairs.length[pair]
+        pairs.length[pair] = 0
+        size = state[HEAP_SIZE]
+        pairs.heap_total[size], pairs.heap_pair[size] = pairs.total[pair], pair
+        state[HEAP_SIZE] = size + 1
+        _sift_up(pairs, symbols, size + 1)
+    for i in range(num_found):
+        pair = found.pair[i]
+        if pairs.start[pair] >= 0:
+            found.occurrence[pairs.start[pair] + pairs.length[pair]] = found.piece[i]
+            pairs.length[pair] += 1
+
+
+@compiled
+def _choose(pairs: Pairs, symbols: Symbols, state: I64, least: int) -> Int:
+    """Take the pair to be merged off the heap, or return FIRST_PASS when there is none."""
+    while state[HEAP_SIZE] > 0:
+        total, pair = pairs.heap_total[0], np.int64(pairs.heap_pair[0])
+        now = pairs.total[pair]
+        if total == now or now < least:
+            last = state[HEAP_SIZE] - 1
+            pairs.heap_total[0], pairs.heap_pair[0] = pairs.heap_total[last], pairs.heap_pair[last]
+            state[HEAP_SIZE] = last
+        else:
+            pairs.heap_total[0] = now
+        _sift_down(pairs, symbols, state[HEAP_SIZE])
+        if total == now:
+            return pair
+    return FIRST_PASS
+
+
+@compiled
+def _need(pieces: Pieces, pairs: Pairs, found: Found, symbols: Symbols, state: I64) -> Any:
+    """Return the room that the next step may need: pairs, found, occurrences, bytes."""
+    top = state[TOP]
+    positions, num_bytes = np.int64(0), np.int64(0)
+    if top < 0:
+        positions, num_new = np.int64(pieces.symbol.size), np.int64(1 << 16)
+    else:
+        for i in range(pairs.start[top], pairs.start[top] + pairs.length[top]):
+            positions += pieces.length[found.occurrence[i]]
+        for symbol in (pairs.left[top], pairs.right[top]):
+            num_bytes += symbols.edges[symbol + 1] - symbols.edges[symbol]
+        num_new = 2 * (np.int64(257) + state[NUM_DONE])  # one symbol's neighbours on two sides
+    return (
+        state[NUM_PAIRS] + min(positions, num_new),
+        positions,
+        state[NUM_OCCURRENCES] + positions,
+        symbols.edges[256 + state[NUM_DONE]] + num_bytes,
+    )
 
 
 @compiled
 def _learn(
-    symbol: I32, edges: I64, counts: I64, num_merges: int, min_count: int
-) -> tuple[I32, int]:
-    """Return merges as rows (left, right), and how many there are. Overwrites `symbol`."""
-    num_words = counts.size
-    length = np.empty(num_words, np.int32)
-    for word in range(num_words):
-        length[word] = edges[word + 1] - edges[word]
-
-    symbol_data, symbol_edges = np.empty(4096, np.uint8), np.zeros(num_merges + 257, np.int64)
-    for byte in range(256):
-        symbol_data[byte] = byte
-        symbol_edges[byte + 1] = byte + 1
-    symbols = Symbols(symbol_data, symbol_edges)
-
-    room = 1 << 12
-    pairs = Pairs(
-        np.full(2 * room, -1, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
-    )
-    num_pairs = 0
-    # what this step found: (pair, word), a word at most once in a row
-    found_pair, found_word = np.empty(room, np.int32), np.empty(room, np.int32)
-    occurrence, num_occurrences = np.empty(room, np.int32), 0
-    heap_count, heap_pair, heap_size = np.empty(room, np.int64), np.empty(room, np.int32), 0
-    merges, num_done = np.empty((num_merges, 2), np.int32), 0
-
-    top, a, b, new = -1, -1, -1, -1
-    todo_start, todo_stop = 0, num_words
+    pieces: Pieces,
+    pairs: Pairs,
+    found: Found,
+    symbols: Symbols,
+    merges: I64,
+    state: I64,
+    least: int,
+) -> bool:
+    """Learn merges until they are complete (True) or until arrays must grow (False)."""
     while True:
-        first_pair, num_found = num_pairs, 0
-        for todo in range(todo_start, todo_stop):
-            word = todo if top < 0 else occurrence[todo]
-            begin, size, count = edges[word], length[word], counts[word]
-            read, write = 0, 0
-            before, was_new = -1, False  # the symbol before `read`, as it was; whether merged
-            while read < size:
-                current = symbol[begin + read]
-                merged = (
-                    top >= 0 and current == a and read + 1 < size and symbol[begin + read + 1] == b
-                )
-                if merged:
-                    if before >= 0 and not was_new and not (before == a and current == b):
-                        slot = _slot(pairs.table, pairs.left, pairs.right, before, current)
-                        if pairs.table[slot] >= 0:
-                            pairs.total[pairs.table[slot]] -= count
-                    if read + 2 < size:
-                        after = symbol[begin + read + 2]
-                        slot = _slot(pairs.table, pairs.left, pairs.right, b, after)
-                        if pairs.table[slot] >= 0:
-                            pairs.total[pairs.table[slot]] -= count
-                    before = b
-                    current = new
-                    read += 2
-                else:
-                    before = current
-                    read += 1
-                # a pair is new where it holds the new symbol; at the first pass all are
-                if write > 0 and (top < 0 or merged or was_new):
-                    previous = symbol[begin + write - 1]
-                    pairs = _room_for(pairs, num_pairs)
-                    slot = _slot(pairs.table, pairs.left, pairs.right, previous, current)
-                    pair = pairs.table[slot]
-                    if pair < 0:
-                        pair = num_pairs
-                        num_pairs += 1
-                        pairs.table[slot] = pair
-                        pairs.left[pair], pairs.right[pair] = previous, current
-                        pairs.total[pair], pairs.length[pair] = 0, 0
-                        pairs.start[pair] = -1  # the last word found, until the step ends
-                    pairs.total[pair] += count
-                    if pairs.start[pair] != word:
-                        pairs.start[pair] = word
-                        pairs.length[pair] += 1
-                        if num_found == found_pair.size:
-                            found_pair = _grown(found_pair, 2 * num_found)
-                            found_word = _grown(found_word, 2 * num_found)
-                        found_pair[num_found], found_word[num_found] = pair, word
-                        num_found += 1
-                symbol[begin + write] = current
-                write += 1
-                was_new = merged
-            length[word] = write
+        if state[TOP] == CHOOSE:
+            if state[NUM_DONE] == merges.shape[0]:
+                return True
+            top = _choose(pairs, symbols, state, least)
+            if top < 0:
+                return True
+            state[TOP] = top
+        need = _need(pieces, pairs, found, symbols, state)
+        if (
+            need[0] > pairs.total.size
+            or need[1] > found.pair.size
+            or need[2] > found.occurrence.size
+            or need[3] > symbols.data.size
+        ):
+            return False
+        top, new = state[TOP], 256 + state[NUM_DONE]
+        a, b = np.int64(-1), np.int64(-1)
         if top >= 0:
-            pairs.total[top] = 0
+            a, b = np.int64(pairs.left[top]), np.int64(pairs.right[top])
+            merges[state[NUM_DONE], 0], merges[state[NUM_DONE], 1] = a, b
+            end = symbols.edges[new]
+            for part in (a, b):
+                for i in range(symbols.edges[part], symbols.edges[part + 1]):
+                    symbols.data[end] = symbols.data[i]
+                    end += 1
+            symbols.edges[new + 1] = end
+            state[NUM_DONE] += 1
+        first = state[NUM_PAIRS]
+        num_found = _replace(pieces, pairs, found, state, a, b, new)
+        _settle(pairs, symbols, found, state, first, num_found, least)
+        state[TOP] = CHOOSE
 
-        # lay the words of each new pair side by side, and put the pair on the heap
-        for pair in range(first_pair, num_pairs):
-            if pairs.total[pair] < min_count:
-                pairs.start[pair] = -1
-                continue
-            pairs.start[pair] = num_occurrences
-            num_occurrences += pairs.length[pair]
-            pairs.length[pair] = 0
-            if heap_size == heap_pair.size:
-                heap_count = _grown(heap_count, 2 * heap_size)
-                heap_pair = _grown(heap_pair, 2 * heap_size)
-            heap_count[heap_size], heap_pair[heap_size] = pairs.total[pair], pair
-            heap_size += 1
-            _sift_up(heap_count, heap_pair, heap_size, pairs, symbols)
-        if num_occurrences > occurrence.size:
-            occurrence = _grown(occurrence, 2 * num_occurrences)
-        for i in range(num_found):
-            pair = found_pair[i]
-            if pairs.start[pair] >= 0:
-                occurrence[pairs.start[pair] + pairs.length[pair]] = found_word[i]
-                pairs.length[pair] += 1
 
-        if num_done == num_merges:
-            break
-        top = -1
-        while heap_size > 0:
-            count, pair = heap_count[0], heap_pair[0]
-            if count == pairs.total[pair]:
-                top = pair
-            if count == pairs.total[pair] or pairs.total[pair] < min_count:
-                heap_size -= 1
-                heap_count[0], heap_pair[0] = heap_count[heap_size], heap_pair[heap_size]
-            else:
-                heap_count[0] = pairs.total[pair]
-            _sift_down(heap_count, heap_pair, heap_size, pairs, symbols)
-            if top >= 0:
-                break
-        if top < 0:
-            break
+def _grown(array: Any, room: int) -> Any:
+    return array if array.size >= room else np.resize(array, max(room, 2 * array.size))
 
-        a, b = pairs.left[top], pairs.right[top]
-        merges[num_done, 0], merges[num_done, 1] = a, b
-        new = 256 + num_done
-        num_done += 1
-        end = symbols.edges[new]
-        for part in (a, b):
-            size = symbols.edges[part + 1] - symbols.edges[part]
-            if end + size > symbols.data.size:
-                symbols = Symbols(_grown(symbols.data, 2 * (end + size)), symbols.edges)
-            begin = symbols.edges[part]
-            for i in range(size):
-                symbols.data[end + i] = symbols.data[begin + i]
-            end += size
-        symbols.edges[new + 1] = end
-        todo_start = pairs.start[top]
-        todo_stop = todo_start + pairs.length[top]
-    return merges, num_done
+
+def _grow(
+    pieces: Pieces, pairs: Pairs, found: Found, symbols: Symbols, state: I64
+) -> tuple[Pairs, Found, Symbols]:
+    """Return arrays with room for the next step, at least doubled where they are short."""
+    num_pairs, num_found, num_occurrences, num_bytes = _need(pieces, pairs, found, symbols, state)
+    if num_pairs > pairs.total.size:
+        columns = [_grown(column, num_pairs) for column in pairs[1:]]
+        # a power of two, at most half full
+        table = np.full(1 << (2 * columns[0].size - 1).bit_length(), -1, np.int32)
+        _fill(table, columns[0], columns[1], int(state[NUM_PAIRS]))
+        pairs = Pairs(table, *columns)
+    found = Found(
+        _grown(found.pair, num_found),
+        _grown(found.piece, num_found),
+        _grown(found.occurrence, num_occurrences),
+    )
+    return pairs, found, Symbols(_grown(symbols.data, num_bytes), symbols.edges)
 
 
 def learn_merges(
@@ -312,7 +373,25 @@ def learn_merges(
 
     Cost: time in the bytes of distinct pieces times a logarithm; memory about 40 bytes for each.
     """
-    merges, num_done = _learn(
-        text.astype(np.int32), edges, counts, num_merges, max(1, min_frequency)
+    pieces = Pieces(
+        text.astype(np.int32), edges.copy(), np.diff(edges).astype(np.int32), counts.copy()
     )
-    return [(int(left), int(right)) for left, right in merges[:num_done].tolist()]
+    narrow, wide = np.empty(1024, np.int32), np.empty(1024, np.int64)
+    pairs = Pairs(
+        np.full(2048, -1, np.int32),
+        narrow.copy(),
+        narrow.copy(),
+        wide.copy(),
+        wide.copy(),
+        wide.copy(),
+        wide.copy(),
+        narrow.copy(),
+    )
+    found = Found(narrow.copy(), narrow.copy(), narrow.copy())
+    symbols = Symbols(np.arange(256, dtype=np.uint8), np.zeros(num_merges + 257, np.int64))
+    symbols.edges[:257] = np.arange(257)
+    merges = np.empty((num_merges, 2), np.int64)
+    state = np.array([0, 0, 0, 0, FIRST_PASS], np.int64)
+    while not _learn(pieces, pairs, found, symbols, merges, state, max(1, min_frequency)):
+        pairs, found, symbols = _grow(pieces, pairs, found, symbols, state)
+    return [(int(left), int(right)) for left, right in merges[: state[NUM_DONE]].tolist()]

@@ -33,7 +33,7 @@ def learn(
 
 
 @given(WORDS, st.integers(0, 40), st.integers(1, 4))
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=600)
 def test_merges_equal_those_of_the_slow_definition(
     words: dict[bytes, int], num_merges: int, min_frequency: int
 ) -> None:

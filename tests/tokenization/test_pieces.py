@@ -43,7 +43,7 @@ def count(texts: list[str], cap: int = 64, pattern: PatternName = "cl100k") -> d
 
 
 @given(TEXT, st.sampled_from(PATTERNS), st.integers(0, 3))
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=900)
 def test_the_scanner_cuts_where_the_regular_expression_cuts(
     text: str, pattern: PatternName, digits: int
 ) -> None:
