@@ -79,8 +79,9 @@ kenlm: setup  ## build lmplz and build_binary from kenlm's own source into .venv
 OUT ?= build/model.kenlm
 .PHONY: kenlm-model
 kenlm-model:
-	$(BIN)/python -m lmpipe.curation.perplexity $(TEXT) \
-	    | $(BIN)/lmplz -o 3 --prune 0 2 3 --temp_prefix build/ > build/model.arpa
+	$(BIN)/python -m lmpipe.curation.perplexity --vocabulary build/vocabulary.txt $(TEXT) > build/train.txt
+	$(BIN)/lmplz -o 3 --prune 0 2 3 --limit_vocab_file build/vocabulary.txt --discount_fallback -S 25% \
+	    --temp_prefix build/ < build/train.txt > build/model.arpa
 	$(BIN)/build_binary -q 8 -b 8 -a 22 trie build/model.arpa $(OUT)
 
 clean:  ## remove caches and build products; .venv and artifacts stay

@@ -7,8 +7,9 @@ into SentencePiece units instead; that needs a second model file, and helps wher
 Source: Wenzek et al. 2019 (CCNet), section 4.
 """
 
+import argparse
 import re
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -51,17 +52,37 @@ def load_kenlm(path: str) -> Any:
     return kenlm.Model(path)
 
 
-def main(paths: list[str]) -> None:
-    """Print the training text of `make kenlm`: the normalised lines of Parquet, JSONL or text."""
-    for path in paths:
-        if path.endswith(".parquet"):
-            import pyarrow.parquet as pq
+def main() -> None:
+    """Print the training text of `make kenlm`: the normalised lines of Parquet or text files.
 
-            for text in pq.read_table(path, columns=["text"])["text"].to_pylist():
-                print(*normalise_lines(text), sep="\n")
-        else:
-            print(*normalise_lines(Path(path).read_text()), sep="\n")
+    With `--vocabulary FILE`, also write the 10,000 most frequent words seen five times or more, for
+    lmplz's --limit_vocab_file: half the size of a model is names that occur once.
+    """
+    parser = argparse.ArgumentParser(prog="python -m lmpipe.curation.perplexity")
+    parser.add_argument("texts", nargs="+", help="Parquet with a column text, or plain text")
+    parser.add_argument("--vocabulary", type=Path, help="where to write the frequent words")
+    arguments = parser.parse_args()
+    words: Counter[str] = Counter()
+    for path in arguments.texts:
+        for text in _texts(path):
+            for line in normalise_lines(text):
+                words.update(line.split(" "))
+                print(line)
+    if arguments.vocabulary:
+        ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))
+        chosen = [word for word, count in ranked[:10_000] if count >= 5]
+        arguments.vocabulary.write_text("\n".join(chosen) + "\n")
+
+
+def _texts(path: str) -> Iterator[str]:
+    if path.endswith(".parquet"):
+        import pyarrow.parquet as pq
+
+        for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
+            yield from batch.column("text").to_pylist()
+    else:
+        yield Path(path).read_text()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

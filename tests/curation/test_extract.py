@@ -1,11 +1,11 @@
 from collections.abc import Callable
 
 import pytest
-from lmpipe.errors import InputError
 
 from lmpipe.curation.extract import ExtractConfig, extract
 from lmpipe.documents.read import count_documents, find_removed, read_documents, read_removed
 from lmpipe.documents.schema import DOCUMENT_SCHEMA
+from lmpipe.errors import InputError
 from tests.curation.conftest import WARC, Workbench
 from tests.curation.warcs import archive, page, response
 

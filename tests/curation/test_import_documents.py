@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from lmpipe.errors import InputError
 
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
 from lmpipe.documents.read import read_documents, read_removed
+from lmpipe.errors import InputError
 from tests.curation.conftest import Workbench
 
 LINES = [

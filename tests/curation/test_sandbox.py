@@ -16,7 +16,7 @@ def act(what: str) -> str:
     if what == "eat":
         return str(len(bytearray(1 << 40)))
     if what == "die":
-        os.abort()
+        os._exit(3)  # as a parser that takes its process down
     if what == "recurse":
         return act("recurse")
     if what == "fail":

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lmpipe.errors import ConfigError, InputError
 from pydantic import ValidationError
 
 from lmpipe.artifacts.types import Documents
@@ -16,6 +15,7 @@ from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.signals import SignalsConfig, signals
 from lmpipe.documents.read import count_documents, read_documents, read_removed
 from lmpipe.documents.schema import SIGNAL_COLUMNS
+from lmpipe.errors import ConfigError, InputError
 from tests.curation.conftest import Workbench
 
 DATA = Path(__file__).parents[2] / "flows/recipes/demo_data"

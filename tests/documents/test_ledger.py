@@ -5,12 +5,12 @@ from typing import BinaryIO
 
 import pyarrow.parquet as pq
 import pytest
-from lmpipe.errors import InputError
 
 from lmpipe.documents.ledger import BUCKETS, assert_conserved, removal, write_ledger
 from lmpipe.documents.read import count_documents, find_removed, read_documents, read_removed
 from lmpipe.documents.schema import DOCUMENT_SCHEMA, REMOVED_SCHEMA, document_id
 from lmpipe.documents.write import DocumentWriter
+from lmpipe.errors import InputError
 
 
 class MemoryFiles:

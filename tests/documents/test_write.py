@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import InputError
 
 from lmpipe.documents.schema import DOCUMENT_SCHEMA, SIGNAL_COLUMNS, document_id
 from lmpipe.documents.write import DocumentWriter
+from lmpipe.errors import InputError
 
 
 def row(number: int, **values: Any) -> dict[str, Any]:
