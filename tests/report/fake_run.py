@@ -273,7 +273,7 @@ def make_run(root: Path) -> list[Artifact]:
             "meta.json",
             {"vocab_size": 4096, "unigram_entropy_nats": 6.42,
              "tokens": {"train": 1_300_000, "validation": 41_000},
-             "bytes": {"train": 4_680_000, "validation": 147_600}},
+             "text_bytes": {"train": 4_680_000, "validation": 147_600}},
         ),
     )  # fmt: skip
     base = make("pretrain", "statistical", Checkpoint, [shards, tokens], write_pretrain)

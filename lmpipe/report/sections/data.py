@@ -52,7 +52,7 @@ def _tokens(run: Run) -> Tiles | None:
     shards, tokenizer = run.one("shards"), run.one("tokenizer")
     meta = optional_json(shards, "meta.json") or {}
     vocabulary = (optional_json(tokenizer, "meta.json") or meta).get("vocab_size")
-    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "bytes")
+    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "text_bytes")
     tiles = [Tile("Vocabulary", count(vocabulary), "byte-level BPE")] if vocabulary else []
     for split, amount in tokens.items():
         text_bytes = num_bytes.get(split)
@@ -67,15 +67,8 @@ def _tokens(run: Run) -> Tiles | None:
 
 
 def split_sizes(meta: dict[str, Any], what: str) -> dict[str, int]:
-    """Read {split: amount} from a shards meta: nested under `what`, or as `SPLIT_what`."""
-    nested = meta.get(what)
-    if isinstance(nested, dict):
-        return {split: int(value) for split, value in nested.items()}
-    return {
-        split: int(meta[f"{split}_{what}"])
-        for split in ("train", "validation")
-        if f"{split}_{what}" in meta
-    }
+    """Read {split: amount} from a shards meta."""
+    return {split: int(value) for split, value in (meta.get(what) or {}).items()}
 
 
 def _languages(run: Run) -> Table | None:

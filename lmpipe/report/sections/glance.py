@@ -51,7 +51,7 @@ def _data_tiles(run: Run) -> list[Tile]:
         share = last.kept / first.entered if first.entered else 0.0
         tiles.append(Tile("Documents kept", count(last.kept), f"{percent(share)} of the records"))
     meta = optional_json(run.one("shards"), "meta.json") or {}
-    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "bytes")
+    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "text_bytes")
     if tokens:
         total, text = sum(tokens.values()), sum(num_bytes.values())
         note = f"{text / total:.2f} bytes per token" if text and total else ""
