@@ -128,6 +128,7 @@ def test_kept_and_removed_add_up_in_the_funnel(artifacts: list[Artifact], html: 
     for before, after in itertools.pairwise(run.documents):
         assert before.kept == after.entered
     assert run.documents[0].entered == 1500
+    assert "request <b>400</b>" in html
     for step in run.documents:
         for reason, count in step.reasons:
             assert "<span style=" in html and f"{reason} <b>{count:,}</b>" in html

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lmpipe.model.config import ModelConfig
-from lmpipe.tokenization.shard_file import pack_shard
 from pydantic import Field, ValidationError
 
 from lmpipe.artifacts.build import build
@@ -19,8 +17,10 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards
+from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
 from lmpipe.scaling.scale import ScaleConfig, describe, scale, sweep_series
+from lmpipe.tokenization.shard_file import pack_shard
 
 VOCAB = 61
 TINY = ScaleConfig(
