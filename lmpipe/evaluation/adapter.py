@@ -21,28 +21,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from lmpipe.errors import ConfigError
 from lmpipe.inference.generate import generate
+from lmpipe.model.decoder import Decoder
 
 Progress = Callable[[int, int], None]
 
 SAMPLING_KEYS = {"temperature", "top_k", "top_p"}
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 DEFAULT_NEW_TOKENS = 128
-
-
-class CausalModel(Protocol):
-    """What scoring needs of a model: logits_BTV for tokens_BT."""
-
-    def __call__(self, tokens_BT: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class DecoderLM(LM):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Decoder,
         tokenizer: Tokenizer,
         *,
         max_length: int,
@@ -200,7 +194,6 @@ class DecoderLM(LM):  # type: ignore[misc]
         for b, row in enumerate(rows):
             tokens_BT[b, : row.width] = torch.tensor(row.tokens[:-1])
         logits_BTV = self.model(tokens_BT.to(self._device))
-        counts = [row.num_scored for row in rows]
         scored_V = torch.cat(
             [logits_BTV[b, r.width - r.num_scored : r.width] for b, r in enumerate(rows)]
         ).float()
@@ -208,10 +201,13 @@ class DecoderLM(LM):  # type: ignore[misc]
         target = target.to(self._device)
         log_probability = scored_V.log_softmax(-1).gather(-1, target[:, None])[:, 0]
         is_greedy = scored_V.argmax(-1) == target
-        sums = [float(part.double().sum()) for part in log_probability.cpu().split(counts)]
-        return list(
-            zip(sums, (bool(part.all()) for part in is_greedy.cpu().split(counts)), strict=True)
-        )
+        values, greedy, results = log_probability.cpu().double(), is_greedy.cpu(), []
+        for row in rows:
+            results.append(
+                (float(values[: row.num_scored].sum()), bool(greedy[: row.num_scored].all()))
+            )
+            values, greedy = values[row.num_scored :], greedy[row.num_scored :]
+        return results
 
     def _new_tokens(self, sampling: Sampling) -> int:
         return min(sampling.max_new_tokens, self.max_length - 1)

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from lmpipe.evaluation.adapter import DecoderLM
 
 AUTOMATIC_TOKENS = {"cpu": 4096, "cuda": 65_536}  # padded positions of one forward pass
+LIBRARY_SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",  # lm-eval's bars would fill the run's log; progress goes out as events
+    "TOKENIZERS_PARALLELISM": "false",
+}
 TASK_FOLDER = Path(__file__).parent / "tasks"
 
 
@@ -65,9 +73,7 @@ def evaluate(
     runtime: Runtime,
 ) -> Scores:
     """Score `checkpoint` on the tasks; write scores, facts of the tasks, and every answer."""
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ[variable] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.update(LIBRARY_SETTINGS)  # read when the libraries are imported, just below
     from lmpipe.evaluation.harness import run_tasks, task_config
 
     model = _load(out, checkpoint, runtime)

@@ -78,7 +78,7 @@ class FunnelStep:
     entered: int
     kept: int
     reasons: Sequence[tuple[str, int]] = ()
-    unit: str = "documents"
+    unit: str = "documents"  # of what is kept
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,8 @@ def _chart(chart: Chart) -> str:
 
 @_block.register
 def _(block: Funnel) -> str:
-    widest = {step.unit: 0 for step in block.steps}
-    for step in block.steps:
-        widest[step.unit] = max(widest[step.unit], step.entered)
-    return f'<div class="funnel">{"".join(_step(s, widest[s.unit]) for s in block.steps)}</div>'
+    widest = max((step.entered for step in block.steps), default=0)
+    return f'<div class="funnel">{"".join(_step(step, widest) for step in block.steps)}</div>'
 
 
 def _step(step: FunnelStep, widest: int) -> str:

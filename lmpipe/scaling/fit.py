@@ -29,8 +29,8 @@ from scipy.optimize import minimize
 Floats = NDArray[np.float64]
 
 HUBER_DELTA = 1e-3
-# exponent 0 or 2 starts never won on synthetic laws; they are kept because the grid is scored in
-# one vectorised pass and only `NUM_STARTS` of it are refined (0.02 s a start)
+# the paper's grid, all of it: it is scored in one vectorised pass, and only `NUM_STARTS` points of
+# it are refined (about 0.05 s each on 240 runs)
 GRID_EXPONENTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 GRID_LOG_E = (-1.0, -0.5, 0.0, 0.5, 1.0)
 GRID_LOG_SCALE = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0)
@@ -181,17 +181,16 @@ def _refine(theta: Floats, runs: Runs) -> tuple[float, Floats]:
 
 
 def _starts(runs: Runs) -> list[Floats]:
-    """Score the whole grid and keep the best `NUM_STARTS` points, in order."""
-    log_n, log_d, log_loss = np.log(runs.parameters), np.log(runs.tokens), np.log(runs.loss)
-    grid = [
-        np.array(point, dtype=np.float64)
-        for point in itertools.product(
-            GRID_LOG_SCALE, GRID_LOG_SCALE, GRID_LOG_E, GRID_EXPONENTS, GRID_EXPONENTS
-        )
-    ]
-    scores = [_objective(theta, log_n, log_d, log_loss)[0] for theta in grid]
-    order = np.argsort(scores, kind="stable")[:NUM_STARTS]
-    return [grid[i] for i in order]
+    """Score the whole grid in one pass and keep the best `NUM_STARTS` points, in order."""
+    axes = (GRID_LOG_SCALE, GRID_LOG_SCALE, GRID_LOG_E, GRID_EXPONENTS, GRID_EXPONENTS)
+    grid = np.array(list(itertools.product(*axes)), dtype=np.float64)
+    a, b, e, alpha, beta = (column[:, None] for column in grid.T)
+    log_n, log_d = np.log(runs.parameters)[None], np.log(runs.tokens)[None]
+    log_law = np.logaddexp(np.logaddexp(a - alpha * log_n, b - beta * log_d), e)
+    size = np.abs(log_law - np.log(runs.loss)[None])
+    scores = np.where(size <= HUBER_DELTA, 0.5 * size**2 / HUBER_DELTA, size - 0.5 * HUBER_DELTA)
+    order = np.argsort(scores.sum(axis=1), kind="stable")[:NUM_STARTS]
+    return list(grid[order])
 
 
 def _law_of(theta: Floats, value: float) -> LossLaw:

@@ -11,6 +11,7 @@ Source: Hoffmann et al. 2022 (the law); Hu et al. 2024, section 4 (warm-up, stab
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
@@ -103,7 +104,7 @@ class ScaleConfig(StageConfig):
 
     def rate(self, width: int) -> float:
         """Peak learning rate of a width."""
-        return self.learning_rate * (self.model.d_model / width) ** self.width_exponent
+        return self.learning_rate * math.pow(self.model.d_model / width, self.width_exponent)
 
 
 @stage(version=1, kind="statistical")

@@ -1,5 +1,6 @@
-"""The adapter: splits, rows, sums by hand, and agreement with lm-eval's own Hugging Face adapter."""
+"""The adapter: splits, rows, sums by hand, and agreement with lm-eval's own adapter."""
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
-
 from lmpipe.errors import ConfigError
+
 from lmpipe.evaluation.adapter import DecoderLM, Row, cut_at_first, load_tokenizer, parse_sampling
 from tests.evaluation.tiny import make_tokenizer, save_tiny_llama
 
@@ -47,7 +48,7 @@ SHARED = bigram_lm()  # for the property tests: building one takes 20 ms
 def by_hand(lm: DecoderLM, tokens: list[int]) -> float:
     """Sum of log p(next | current) over a sequence, from the table."""
     table = lm.model.table_VV.detach().double().log_softmax(-1)
-    return float(sum(table[a, b] for a, b in zip(tokens, tokens[1:], strict=False)))
+    return float(sum(table[a, b] for a, b in itertools.pairwise(tokens)))
 
 
 def test_a_continuation_is_the_sum_of_its_tokens_log_probabilities() -> None:
@@ -115,9 +116,7 @@ def test_the_two_halves_spell_the_text(context: str, continuation: str) -> None:
     assert before[0] == lm.eos_id
 
 
-@given(
-    st.integers(1, 30), st.lists(st.integers(4, 300), max_size=90), st.integers(2, 16)
-)
+@given(st.integers(1, 30), st.lists(st.integers(4, 300), max_size=90), st.integers(2, 16))
 def test_every_target_is_scored_once_within_the_models_length(
     num_context: int, targets: list[int], max_length: int
 ) -> None:
@@ -218,7 +217,11 @@ def theirs(llama: Path) -> Any:
         from lm_eval.models.huggingface import HFLM
 
         return HFLM(
-            pretrained=str(llama), device="cpu", dtype="float32", batch_size=4, max_length=MAX_LENGTH
+            pretrained=str(llama),
+            device="cpu",
+            dtype="float32",
+            batch_size=4,
+            max_length=MAX_LENGTH,
         )
 
 
@@ -258,4 +261,3 @@ def test_greedy_texts_agree_with_lm_evals_own_adapter(ours: DecoderLM, theirs: A
         others = theirs.generate_until(requests("generate_until", asked), disable_tqdm=True)
     cut = [text.split("<|endoftext|>")[0] for text in mine]
     assert cut == [text.split("<|endoftext|>")[0] for text in others]
-

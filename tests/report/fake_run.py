@@ -78,6 +78,12 @@ def document(index: int) -> dict[str, Any]:
 def write_documents(
     out: Output[Any], kept: list[int], removed: dict[str, list[int]], name: str
 ) -> None:
+    if name == "extract":
+        pages = len(kept) + sum(map(len, removed.values()))
+        out.metric("records", {"pages": pages, "skipped: request": 400, "skipped: metadata": 60})
+    if name == "decontaminate":
+        row = {"benchmark": "blimp", "items": 300, "contaminated items": 2, "documents": 1}
+        out.metric("benchmarks", {"blimp": row})
     halves = [kept[: len(kept) // 2], kept[len(kept) // 2 :]]
     for shard, indices in enumerate(halves):
         data = parquet([document(i) for i in indices], DOCUMENTS)
@@ -273,7 +279,7 @@ def make_run(root: Path) -> list[Artifact]:
             "meta.json",
             {"vocab_size": 4096, "unigram_entropy_nats": 6.42,
              "tokens": {"train": 1_300_000, "validation": 41_000},
-             "bytes": {"train": 4_680_000, "validation": 147_600}},
+             "text_bytes": {"train": 4_680_000, "validation": 147_600}},
         ),
     )  # fmt: skip
     base = make("pretrain", "statistical", Checkpoint, [shards, tokens], write_pretrain)

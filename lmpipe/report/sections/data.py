@@ -22,7 +22,7 @@ from lmpipe.report.wording import count, excerpt, percent
 
 MAX_REASONS = 12
 MAX_LANGUAGES = 8
-FIRST_STAGES = ("extract", "import_documents")
+SKIPPED = "skipped: "  # how `extract` counts a record that is no page
 
 
 def funnel(run: Run) -> Section:
@@ -33,11 +33,31 @@ def funnel(run: Run) -> Section:
         "Each bar is what a stage kept; the hatched end is what it removed, by the first rule that"
         " a record broke. Kept and removed add up to what entered, at every stage.",
     )
-    steps = [_funnel_step(step) for step in run.documents]
+    steps = [*_records(run), *(_funnel_step(step) for step in run.documents)]
     if steps:
         section.add(Funnel(steps))
-    section.add(_tokens(run), _languages(run))
+    section.add(_tokens(run), _languages(run), _compression(run), _classifier(run))
     return section
+
+
+def _records(run: Run) -> list[FunnelStep]:
+    """What the WARC files held: pages, and records of other kinds that were passed over."""
+    steps = []
+    for artifact in run.of("extract"):
+        kinds = artifact.metrics.get("records") or {}
+        skipped = [(k.removeprefix(SKIPPED), n) for k, n in kinds.items() if k.startswith(SKIPPED)]
+        skipped.sort(key=lambda item: (-item[1], item[0]))
+        total = sum(kinds.values())
+        if skipped:
+            pages = total - sum(amount for _, amount in skipped)
+            steps.append(FunnelStep("WARC records", total, pages, skipped, "pages"))
+    return steps
+
+
+def num_records(run: Run) -> int:
+    """Records in the sources: of the WARC files where their kinds were counted."""
+    counted = [step.entered for step in _records(run)]
+    return sum(counted) or (run.documents[0].entered if run.documents else 0)
 
 
 def _funnel_step(step: DocumentStep) -> FunnelStep:
@@ -52,7 +72,7 @@ def _tokens(run: Run) -> Tiles | None:
     shards, tokenizer = run.one("shards"), run.one("tokenizer")
     meta = optional_json(shards, "meta.json") or {}
     vocabulary = (optional_json(tokenizer, "meta.json") or meta).get("vocab_size")
-    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "bytes")
+    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "text_bytes")
     tiles = [Tile("Vocabulary", count(vocabulary), "byte-level BPE")] if vocabulary else []
     for split, amount in tokens.items():
         text_bytes = num_bytes.get(split)
@@ -67,15 +87,8 @@ def _tokens(run: Run) -> Tiles | None:
 
 
 def split_sizes(meta: dict[str, Any], what: str) -> dict[str, int]:
-    """Read {split: amount} from a shards meta: nested under `what`, or as `SPLIT_what`."""
-    nested = meta.get(what)
-    if isinstance(nested, dict):
-        return {split: int(value) for split, value in nested.items()}
-    return {
-        split: int(meta[f"{split}_{what}"])
-        for split in ("train", "validation")
-        if f"{split}_{what}" in meta
-    }
+    """Read {split: amount} from a shards meta."""
+    return {split: int(value) for split, value in (meta.get(what) or {}).items()}
 
 
 def _languages(run: Run) -> Table | None:
@@ -97,6 +110,26 @@ def _languages(run: Run) -> Table | None:
         numeric=(2, 3),
         caption="Languages",
     )
+
+
+def _compression(run: Run) -> Table | None:
+    """Bytes per token by language: what the tokenizer is good at."""
+    tokenizer = run.one("tokenizer")
+    ratios = (tokenizer.metrics.get("bytes_per_token") if tokenizer else None) or {}
+    if not isinstance(ratios, dict) or not ratios:
+        return None
+    best = max(ratios.values())
+    rows: list[list[Cell | str]] = [
+        [language, Cell(f"{ratio:.2f}", ratio / best)]
+        for language, ratio in list(ratios.items())[:MAX_LANGUAGES]
+    ]
+    return Table(["language", "bytes per token"], rows, caption="Tokenizer compression")
+
+
+def _classifier(run: Run) -> Table | None:
+    classifier = run.one("quality_classifier")
+    held_out = classifier.metrics.get("held_out") if classifier else None
+    return metrics_table(held_out or {}, "Quality classifier on held-out examples")
 
 
 def removed(run: Run, per_reason: int) -> Section:
@@ -194,8 +227,17 @@ def contamination(run: Run) -> Section:
                 for reason, amount in step.reasons
             ]
             section.add(Table(["eval set or reason", "documents"], rows))
-        section.add(metrics_table(step.artifact.metrics, "Counts by the stage itself"))
+        section.add(_benchmarks(step.artifact.metrics.get("benchmarks") or {}))
     return section
+
+
+def _benchmarks(rows_by_name: dict[str, Any]) -> Table | None:
+    """One row an eval set, with the columns that `decontaminate` reports."""
+    if not rows_by_name:
+        return None
+    columns = list(next(iter(rows_by_name.values())))
+    rows = [[str(row.get(column, "–")) for column in columns] for row in rows_by_name.values()]
+    return Table(columns, rows, tuple(range(1, len(columns))), caption="Eval sets")
 
 
 def metrics_table(metrics: dict[str, Any], caption: str) -> Table | None:

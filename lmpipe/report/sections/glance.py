@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lmpipe.artifacts.types import Scores
 from lmpipe.report.blocks import Check, Checks, Section, Tile, Tiles
 from lmpipe.report.read import Run, optional_json, read_curves
-from lmpipe.report.sections.data import split_sizes
+from lmpipe.report.sections.data import num_records, split_sizes
 from lmpipe.report.sections.evals import checkpoint_name
 from lmpipe.report.wording import count, duration, percent, with_error
 
@@ -46,12 +46,12 @@ def section(run: Run) -> Section:
 def _data_tiles(run: Run) -> list[Tile]:
     tiles = []
     if run.documents:
-        first, last = run.documents[0], run.documents[-1]
-        tiles.append(Tile("Records", count(first.entered), f"into {first.artifact.stage}"))
-        share = last.kept / first.entered if first.entered else 0.0
+        records, last = num_records(run), run.documents[-1]
+        tiles.append(Tile("Records", count(records), f"into {run.documents[0].artifact.stage}"))
+        share = last.kept / records if records else 0.0
         tiles.append(Tile("Documents kept", count(last.kept), f"{percent(share)} of the records"))
     meta = optional_json(run.one("shards"), "meta.json") or {}
-    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "bytes")
+    tokens, num_bytes = split_sizes(meta, "tokens"), split_sizes(meta, "text_bytes")
     if tokens:
         total, text = sum(tokens.values()), sum(num_bytes.values())
         note = f"{text / total:.2f} bytes per token" if text and total else ""

@@ -160,9 +160,10 @@ def completions(checkpoint: Checkpoint) -> Block | None:
 
 def _completion(sample: dict[str, Any]) -> Sample:
     reward = sample.get("reward")
-    known = isinstance(reward, int | float)
-    tone = ("good" if reward >= 0.999 else "bad" if reward <= 0 else "") if known else ""
-    facts = [f"reward {reward:.2f}"] if known else []
+    tone, facts = "", []
+    if isinstance(reward, int | float):
+        tone = "good" if reward >= 1 else "bad" if reward <= 0 else ""
+        facts.append(f"reward {reward:.2f}")
     for name, value in sample.items():
         if name not in ("prompt", "completion", "reward") and isinstance(value, str | int | float):
             facts.append(f"{name.replace('_', ' ')} {excerpt(str(value), 80)}")

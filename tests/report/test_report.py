@@ -1,0 +1,205 @@
+"""The page of a fake run: complete, self-contained, and deaf to what web pages say."""
+
+import itertools
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Artifact, Report
+from lmpipe.report.read import Run
+from lmpipe.report.report import ReportConfig, report
+from lmpipe.runtime import Runtime
+from tests.report.fake_run import HOSTILE
+
+SECTIONS = [
+    "glance", "data", "pretrain", "sft", "dpo", "grpo", "evals", "scaling", "contamination",
+    "removed", "kept", "cost", "reproduce", "lineage",
+]  # fmt: skip
+VOID = {"meta", "br"}  # SVG shapes close themselves or hold a title
+
+
+class Outline(HTMLParser):
+    """Collects tags, attributes and text, and checks that tags nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def outline(html: str) -> Outline:
+    parser = Outline()
+    parser.feed(html)
+    parser.close()
+    return parser
+
+
+def test_the_page_is_well_formed(outline: Outline) -> None:
+    assert outline.open == []
+
+
+def test_every_part_of_a_run_has_its_section_in_reading_order(outline: Outline) -> None:
+    found = [attrs["id"] for tag, attrs in outline.tags if tag == "section"]
+    assert found == SECTIONS
+    links = [attrs["href"] for tag, attrs in outline.tags if tag == "a"]
+    assert links == [f"#{name}" for name in SECTIONS]
+
+
+def test_every_stage_is_listed_with_its_id(html: str, artifacts: list[Artifact]) -> None:
+    for artifact in artifacts:
+        assert artifact.stage in html
+        assert f"<code>{artifact.id}</code>" in html
+
+
+def test_the_page_loads_nothing_and_runs_nothing(outline: Outline, html: str) -> None:
+    tags = {tag for tag, _ in outline.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "form", "base"}
+    for _, attrs in outline.tags:
+        assert not any(name.startswith("on") for name in attrs)
+        assert "src" not in attrs
+        assert (attrs.get("href") or "#").startswith("#")
+    style = html.partition("<style>")[2].partition("</style>")[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "default-src 'none'" in html
+
+
+def test_hostile_text_is_shown_as_text(outline: Outline, html: str, markdown: str) -> None:
+    assert HOSTILE.split("\n")[0] in "".join(outline.text)
+    assert "<script" not in html
+    outside = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", markdown)
+    assert "<script" not in outside.replace("\\<script", "")
+    assert "alert" not in outside
+
+
+def test_no_number_is_missing_or_not_a_number(outline: Outline) -> None:
+    text = " ".join(outline.text)
+    assert not re.search(r"\b(nan|NaN|None|inf|undefined)\b", text)
+    for _, attrs in outline.tags:
+        assert not any("nan" in (value or "").split() for value in attrs.values())
+
+
+def test_no_chart_is_empty(outline: Outline, html: str) -> None:
+    charts = re.findall(r"<svg.*?</svg>", html)
+    assert len(charts) >= 20
+    for chart in charts:
+        assert re.search(r"<(polyline|circle|rect)", chart)
+        assert chart.count("<text") >= 5  # ticks and both names
+        assert 'aria-label="' in chart
+
+
+def test_every_chart_has_a_title_and_names_its_lines(html: str) -> None:
+    for figure in re.findall(r"<figure>.*?</figure>", html):
+        assert re.search(r"<figcaption>[^<]+</figcaption>", figure)
+        drawn = set(re.findall(r'<polyline class="line (k\d)', figure))
+        if len(drawn) > 1:
+            assert set(re.findall(r'<span class="(k\d)', figure)) >= drawn
+
+
+def test_colours_are_given_by_the_style_alone(html: str) -> None:
+    assert not re.search(r'(fill|stroke)="', html)
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_kept_and_removed_add_up_in_the_funnel(artifacts: list[Artifact], html: str) -> None:
+    run = Run(artifacts)
+    for before, after in itertools.pairwise(run.documents):
+        assert before.kept == after.entered
+    assert run.documents[0].entered == 1500
+    assert "request <b>400</b>" in html
+    for step in run.documents:
+        for reason, count in step.reasons:
+            assert "<span style=" in html and f"{reason} <b>{count:,}</b>" in html
+
+
+def test_artifacts_come_after_their_inputs_in_any_order_given(artifacts: list[Artifact]) -> None:
+    for given in (artifacts, artifacts[::-1]):
+        order = [(a.stage, a.id) for a in Run(given).artifacts]
+        for artifact in given:
+            for record in artifact.manifest.inputs:
+                assert order.index((record.stage, record.id)) < order.index(
+                    (artifact.stage, artifact.id)
+                )
+
+
+def test_removed_documents_are_quoted_with_text_value_and_limit(html: str) -> None:
+    removed = html.partition('<section id="removed">')[2].partition("</section>")[0]
+    assert "The parser reads one record" in removed
+    assert "limit 50" in removed
+    assert "kept instead: " in removed
+    assert "similarity 0." in removed
+
+
+def test_the_twin_has_the_same_sections(html: str, markdown: str) -> None:
+    titles = re.findall(r"<h2>([^<]+)</h2>", html)
+    assert [line[3:] for line in markdown.splitlines() if line.startswith("## ")] == titles
+
+
+def test_tables_of_the_twin_have_as_many_cells_as_columns(markdown: str) -> None:
+    outside = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", markdown)
+    for table in re.findall(r"(?:^\|.*\|\n)+", outside, re.M):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1, table
+
+
+def test_a_run_of_one_artifact_still_has_a_page(
+    store_root: Path, artifacts: list[Artifact]
+) -> None:
+    only = [a for a in artifacts if a.stage == "extract"]
+    made = build(
+        report, ReportConfig(title="half <b>"), {"everything": only}, store=Store(str(store_root)),
+        runtime=Runtime(),
+    )  # fmt: skip
+    page = made.read_bytes("report.html").decode()
+    assert "half &lt;b&gt;" in page
+    assert '<section id="pretrain">' not in page
+
+
+def test_a_removed_objects_counts_come_from_the_files_where_the_manifest_has_none(
+    artifacts: list[Artifact],
+) -> None:
+    from lmpipe.report.read import num_rows
+
+    extract = next(a for a in artifacts if a.stage == "extract")
+    counted = num_rows(extract, "kept/")
+    bare = extract.manifest.model_copy(
+        update={"outputs": [r.model_copy(update={"rows": None}) for r in extract.manifest.outputs]}
+    )
+    assert num_rows(type(extract)(extract.store, bare), "kept/") == counted
+
+
+def test_the_report_imports_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys, lmpipe.report.page, lmpipe.report.html, lmpipe.report.markdown\n"
+        "heavy = {'torch', 'matplotlib', 'pandas', 'transformers', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_stage_writes_both_files_and_counts_them(made: Report) -> None:
+    assert made.names() == ["report.html", "report.md"]
+    assert made.metrics["sections"] == len(SECTIONS)
+    assert made.metrics["bytes"] < 400_000

@@ -1,0 +1,161 @@
+"""The sweep: what is trained, one real sweep in a rank, and what is made of its points."""
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import Field, ValidationError
+
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards
+from lmpipe.model.config import ModelConfig
+from lmpipe.runtime import Runtime
+from lmpipe.scaling.scale import ScaleConfig, describe, scale, sweep_series
+from lmpipe.tokenization.shard_file import pack_shard
+
+VOCAB = 61
+TINY = ScaleConfig(
+    model=ModelConfig(num_layers=1, d_model=32, num_heads=2, num_kv_heads=1, max_seq_len=32),
+    widths=(16, 32),
+    token_budgets=(4096, 8192),
+    held_out_width=48,
+    held_out_tokens=16_384,
+    batch_tokens=512,
+    warmup_steps=2,
+    validation_tokens=1024,
+    num_resamples=20,
+)
+
+
+class DataConfig(StageConfig):
+    """Stands for the configs of the stages before."""
+
+    length: int = Field(20_000, ge=1, description="Training tokens.")
+
+
+def chain(length: int, seed: int) -> Any:
+    """Tokens of a noisy cycle: each is the one before plus 7, or else anything."""
+    rng = np.random.default_rng(seed)
+    jumps = rng.random(length) < 0.3
+    tokens = np.empty(length, np.int64)
+    current = 0
+    for i in range(length):
+        current = int(rng.integers(VOCAB)) if jumps[i] else (current + 7) % VOCAB
+        tokens[i] = current
+    return tokens
+
+
+@stage(version=1, kind="exact")
+def shards(out: Output[TokenShards], config: DataConfig, *, runtime: Runtime) -> TokenShards:
+    """Publish token shards of one document a split."""
+    rows = []
+    for split, length, seed in (("train", config.length, 1), ("validation", 2000, 2)):
+        out.write_bytes(f"{split}/00000.bin", pack_shard(chain(length, seed), VOCAB, "00" * 32))
+        rows.append({"document_id": split, "split": split, "shard": "00000", "start": 0,
+                     "length": length})  # fmt: skip
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    out.write_bytes("index.parquet", buffer.getvalue())
+    return out.commit()
+
+
+@stage(version=1, kind="exact")
+def tokenizer(out: Output[Tokenizer], config: DataConfig, *, runtime: Runtime) -> Tokenizer:
+    """Publish what the sweep reads of a tokenizer."""
+    out.write_json("meta.json", {"vocab_size": VOCAB})
+    return out.commit()
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScalingFit]:
+    store = Store(str(tmp_path_factory.mktemp("store")))
+    runtime = Runtime(device="cpu", ranks=1, threads_per_rank=1)
+    data = build(shards, DataConfig(), {}, store=store, runtime=runtime)
+    words = build(tokenizer, DataConfig(), {}, store=store, runtime=runtime)
+    inputs = {"shards": data, "tokenizer": words}
+    yield build(scale, TINY, inputs, store=store, runtime=runtime)
+
+
+def test_a_sweep_trains_every_size_on_every_budget_and_one_more(fit: ScalingFit) -> None:
+    points = fit.read_json("points.json")
+    done = [(p["width"], p["budget"], p["held_out"]) for p in points]
+    assert done == [
+        (16, 4096, False), (16, 8192, False), (32, 4096, False), (32, 8192, False),
+        (48, 16_384, True),
+    ]  # fmt: skip
+    for point in points:
+        assert point["tokens"] == point["budget"]
+        assert point["flops"] == 6 * point["parameters"] * point["tokens"]
+
+
+def test_more_training_gives_a_lower_loss_and_all_learn(fit: ScalingFit) -> None:
+    points = fit.read_json("points.json")
+    assert points[1]["loss"] < points[0]["loss"] < math.log(VOCAB)
+    assert points[3]["loss"] < points[2]["loss"]
+    assert points[4]["loss"] < points[3]["loss"]
+
+
+def test_the_prediction_is_compared_with_the_run_itself(fit: ScalingFit) -> None:
+    found = fit.read_json("fit.json")
+    prediction, held_out = found["prediction"], fit.read_json("points.json")[-1]
+    assert prediction["actual"] == held_out["loss"]
+    assert prediction["predicted"] == held_out["fitted"]
+    assert prediction["interval"][0] <= prediction["interval"][1]
+    assert prediction["error"] == pytest.approx(prediction["predicted"] / held_out["loss"] - 1)
+    assert found["law"] == "power law in compute"  # four runs cannot carry five constants
+
+
+def test_heads_and_layers_grow_with_the_width() -> None:
+    config = ScaleConfig()
+    for width in (*config.widths, config.held_out_width):
+        shape = config.shape(width)
+        assert shape.head_size == config.model.head_size
+        assert shape.num_heads % shape.num_kv_heads == 0
+    assert config.shape(128).num_layers == 2 * config.model.num_layers
+
+
+def test_a_wider_run_gets_a_lower_rate_and_more_parameters() -> None:
+    series = sweep_series(ScaleConfig(), 4096)
+    assert [s["rate"] for s in series] == sorted((s["rate"] for s in series), reverse=True)
+    assert [s["parameters"] for s in series] == sorted(s["parameters"] for s in series)
+    assert [s["held_out"] for s in series] == [False, False, False, True]
+
+
+def test_points_of_a_known_law_predict_the_held_out_run() -> None:
+    points: list[dict[str, Any]] = [
+        {"parameters": n, "tokens": t, "held_out": held,
+         "loss": 2.0 + 400 * n**-0.4 + 900 * t**-0.4}
+        for n, t, held in [
+            *((n, t, False) for n in (10**4, 10**5, 10**6) for t in (10**6, 10**7, 10**8)),
+            (10**7, 10**9, True),
+        ]
+    ]  # fmt: skip
+    found = describe(points, ScaleConfig(num_resamples=10))
+    assert found["law"] == "E, N and D"
+    assert abs(found["prediction"]["error"]) < 0.01
+    json.dumps(found, allow_nan=False)
+    next_run = found["next_run"]
+    assert 6 * next_run["parameters"] * next_run["tokens"] == pytest.approx(next_run["flops"])
+    assert next_run["loss"] < found["prediction"]["actual"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"widths": (33,)}, "multiple of the head size 32"),
+        ({"widths": (32,), "token_budgets": (131_072,)}, "different compute"),
+        ({"batch_tokens": 65_536}, "lower warmup_steps or batch_tokens"),
+    ],
+)
+def test_a_sweep_that_cannot_be_fitted_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ScaleConfig(**change)
