@@ -7,10 +7,10 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-import lmpipe.bench
 from rich.console import Console
 from rich.table import Table
 
+import lmpipe.bench
 from lmpipe.errors import ConfigError
 
 COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit")

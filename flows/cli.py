@@ -53,7 +53,7 @@ def run(
     from flows.run import plan_run
 
     plan_run(flow, loaded, selection)  # a bad selection or wiring stops here, before any server
-    _prepare_prefect(verbose)
+    _prepare_prefect()
     from flows.local import run_locally
     from flows.terminal import Terminal
 
@@ -253,12 +253,12 @@ def _load(
     return load_recipe(recipe, changes), selection
 
 
-def _prepare_prefect(verbose: bool) -> None:
+def _prepare_prefect() -> None:
     """Set Prefect's defaults for a run in a terminal, before its first import reads them."""
     defaults = {
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home migrates for 55 s
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if verbose else "ERROR",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",  # the terminal shows progress
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

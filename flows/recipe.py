@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
 from lmpipe.alignment.sft import SftConfig
+from lmpipe.artifacts.source import SourceSpec
+from lmpipe.artifacts.store import Store
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.dedup import DedupConfig
 from lmpipe.curation.extract import ExtractConfig
 from lmpipe.curation.quality_classifier import QualityClassifierConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
+from lmpipe.errors import ConfigError
 from lmpipe.evaluation.evaluate import EvaluateConfig
 from lmpipe.report.report import ReportConfig
+from lmpipe.runtime import Runtime
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.tokenization.shards import ShardsConfig
 from lmpipe.tokenization.tokenizer import TokenizerConfig
 from lmpipe.training.pretrain import PretrainConfig
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from lmpipe.artifacts.source import SourceSpec
-from lmpipe.artifacts.store import Store
-from lmpipe.errors import ConfigError
-from lmpipe.runtime import Runtime
 from tasks.conductor import Settings
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -6,7 +6,6 @@ from lmpipe.curation import extract as extract_
 from lmpipe.curation import quality_classifier as quality_classifier_
 from lmpipe.curation import select as select_
 from lmpipe.curation import signals as signals_
-
 from tasks.bridge import as_task
 
 extract = as_task(extract_.extract, retries=2, tags=("cpu",))

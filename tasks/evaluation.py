@@ -2,7 +2,6 @@
 
 from lmpipe.evaluation import evaluate as evaluate_
 from lmpipe.report import report as report_
-
 from tasks.bridge import as_task
 
 evaluate = as_task(evaluate_.evaluate, retries=2, tags=("gpu",))

@@ -2,7 +2,6 @@
 
 from lmpipe.tokenization import shards as shards_
 from lmpipe.tokenization import tokenizer as tokenizer_
-
 from tasks.bridge import as_task
 
 tokenizer = as_task(tokenizer_.tokenizer, retries=2, tags=("cpu",))

@@ -8,7 +8,6 @@ from lmpipe.alignment import grpo as grpo_
 from lmpipe.alignment import sft as sft_
 from lmpipe.scaling import scale as scale_
 from lmpipe.training import pretrain as pretrain_
-
 from tasks.bridge import as_task
 
 pretrain = as_task(pretrain_.pretrain, retries=3, retry_delay_seconds=30, tags=("gpu",))

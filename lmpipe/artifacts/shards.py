@@ -37,6 +37,7 @@ class ShardTask:
 
         if len(self._keys) > 1 and _in_worker():
             die_with_parent(os.getppid())
+            _silence_executor()
         shard = ShardOutput(self._store, self._prefix, self._keys[rank])
         self._work(shard, self._keys[rank])
         shard.finish()
@@ -70,9 +71,8 @@ def _executor(
 ) -> "PipelineExecutor":
     if runtime.executor == "local":
         from datatrove.executor.local import LocalPipelineExecutor
-        from datatrove.utils.logging import logger
 
-        logger.remove()  # its per-task chatter; our own progress and errors say more
+        _silence_executor()
         return LocalPipelineExecutor([task], tasks=tasks, workers=workers, logging_dir=logs)
     if runtime.executor == "ray":
         from datatrove.executor.ray import RayPipelineExecutor
@@ -111,6 +111,13 @@ def _record(out: Output[Any], key: str) -> ShardRecord:
     if data is None:
         raise StoreError(f"shard {key!r} ended without its marker {out.store.url(out.marker(key))}")
     return ShardRecord.model_validate_json(data)
+
+
+def _silence_executor() -> None:
+    """Drop datatrove's per-task chatter: our own progress and errors say more."""
+    from datatrove.utils.logging import logger
+
+    logger.remove()
 
 
 def _in_worker() -> bool:

@@ -8,7 +8,7 @@ rebuilt; change one byte, and everything that read it is.
 
 import glob
 import hashlib
-import importlib.resources
+import importlib.util
 import json
 import os
 from pathlib import Path, PurePosixPath
@@ -124,13 +124,10 @@ def _copy(out: Output[Source], name: str, file: PinnedFile, place: str) -> None:
 def _expand(pattern: str, base: Path, name: str) -> list[str]:
     if pattern.startswith("package://"):
         package, _, inner = pattern.removeprefix("package://").partition("/")
-        try:
-            found = importlib.resources.files(package) / inner
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"source {name!r}: no Python package {package!r} for {pattern}"
-            ) from error
-        places = [str(found)] if found.is_file() else []
+        spec = importlib.util.find_spec(package)  # finds without importing: some take seconds
+        if spec is None or not spec.submodule_search_locations:
+            raise InputError(f"source {name!r}: no Python package {package!r} for {pattern}")
+        places = _glob(Path(spec.submodule_search_locations[0]), inner)
     elif "://" in pattern:
         import fsspec
 
@@ -138,11 +135,16 @@ def _expand(pattern: str, base: Path, name: str) -> list[str]:
         protocol = pattern.partition("://")[0]
         places = [f"{protocol}://{p}" for p in sorted(fs.glob(path))] if "*" in path else [pattern]
     else:
-        found_paths = glob.glob(str(base / pattern), recursive=True)  # noqa: PTH207 absolute ones too
-        places = sorted(place for place in found_paths if Path(place).is_file())
+        places = _glob(base, pattern)
     if not places:
         raise InputError(f"source {name!r}: {pattern} matches no file (relative to {base})")
     return places
+
+
+def _glob(base: Path, pattern: str) -> list[str]:
+    """Return the files that match a pattern; an absolute pattern ignores the base."""
+    found = glob.glob(str(base / pattern), recursive=True)  # noqa: PTH207 absolute ones too
+    return sorted(place for place in found if Path(place).is_file())
 
 
 def _pin_file(name: str, place: str) -> PinnedFile:

@@ -35,7 +35,7 @@ Attention = Literal["auto", "triton", "reference"]
 class Cache(Protocol):
     """What the decoder asks of a KV cache; lmpipe.inference.kv_cache.KVCache is one."""
 
-    length_B: Tensor  # noqa: N815  tokens that each row has read: its next one's position
+    length_B: Tensor
 
     def append(
         self, layer: int, key_BTGK: Tensor, value_BTGK: Tensor, positions_BT: Tensor

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from lmpipe.training.rank import RankContext
-
 from lmpipe.alignment import grpo_rank
 from lmpipe.alignment.grpo import GrpoConfig
 from lmpipe.alignment.policy_run import PolicyRun
 from lmpipe.alignment.rollouts import Rollout
+from lmpipe.training.rank import RankContext
 
 
 def grpo_step_on_given_rollouts(job: dict[str, Any], context: RankContext) -> dict[str, Any]:

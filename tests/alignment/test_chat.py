@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import ConfigError, InputError
 
 from lmpipe.alignment.chat import (
     ASSISTANT,
@@ -20,6 +19,7 @@ from lmpipe.alignment.chat import (
     read_conversations,
     tokenizer_config,
 )
+from lmpipe.errors import ConfigError, InputError
 from tests.alignment.toy import toy_tokenizer
 
 TEXT = st.text(max_size=20) | st.sampled_from([BEGIN, USER, ASSISTANT, END, f"a{END}b{ASSISTANT}"])

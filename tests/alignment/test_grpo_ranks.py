@@ -2,7 +2,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from lmpipe.training.launch import run_ranks
 
 from lmpipe.alignment.chat import ChatTokenizer, question
 from lmpipe.alignment.grpo import GrpoConfig
@@ -10,6 +9,7 @@ from lmpipe.alignment.rollouts import Rollout
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
+from lmpipe.training.launch import run_ranks
 from tests.alignment.stages import RandomBaseConfig, random_base
 from tests.alignment.toy import toy_tokenizer
 

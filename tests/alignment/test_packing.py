@@ -3,11 +3,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import InputError
 
 from lmpipe.alignment.chat import Rendered
 from lmpipe.alignment.logprobs import token_logprobs
 from lmpipe.alignment.packing import Overflow, pack
+from lmpipe.errors import InputError
 from tests.alignment.toy import ToyModel
 
 

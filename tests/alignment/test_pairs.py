@@ -1,8 +1,8 @@
 import pytest
-from lmpipe.errors import InputError
 
 from lmpipe.alignment.pairs import make_pairs
 from lmpipe.alignment.rollouts import Rollout
+from lmpipe.errors import InputError
 
 
 def rollout(group: int, token: int, reward: float) -> Rollout:

@@ -2,8 +2,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lmpipe.model.config import ModelConfig
-from lmpipe.model.decoder import Decoder
 
 from lmpipe.alignment.chat import ChatTokenizer, question
 from lmpipe.alignment.logprobs import pad_rows, token_logprobs
@@ -17,6 +15,8 @@ from lmpipe.alignment.rollouts import (
     write_rollouts,
 )
 from lmpipe.alignment.task import problems
+from lmpipe.model.config import ModelConfig
+from lmpipe.model.decoder import Decoder
 from lmpipe.rewards.problem import Problem
 from lmpipe.rewards.sorting import Sorting
 from tests.alignment.toy import toy_tokenizer

@@ -4,7 +4,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from lmpipe.errors import ConfigError
 
 from lmpipe.alignment.dpo import DpoConfig, dpo
 from lmpipe.alignment.grpo import GrpoConfig, grpo
@@ -12,6 +11,7 @@ from lmpipe.alignment.sft import SftConfig, sft
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint
+from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
 from tests.alignment.stages import RandomBaseConfig, random_base
 

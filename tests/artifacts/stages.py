@@ -5,12 +5,12 @@ import signal
 import sys
 from functools import partial
 
-from lmpipe.errors import InputError
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Documents
+from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
 

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from lmpipe.errors import InputError, LockLost, StageFailed, StoreError
 
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.lock import BuildLock
 from lmpipe.artifacts.lookup import identify, nearest
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.store import Store
+from lmpipe.errors import InputError, LockLost, StageFailed, StoreError
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import (
     CopyConfig,

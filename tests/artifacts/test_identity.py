@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmpipe.errors import ConfigError
 from pydantic import Field
 
 from lmpipe.artifacts.identity import artifact_id, canonical_json, content_digest
 from lmpipe.artifacts.stage import StageConfig
+from lmpipe.errors import ConfigError
 from tests.artifacts.stages import CountConfig
 
 SCRIPT = """

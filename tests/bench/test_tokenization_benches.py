@@ -3,9 +3,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lmpipe.errors import InputError
 
 from lmpipe.bench import bpe_train, encode
+from lmpipe.errors import InputError
 
 FIELDS = {"bench", "impl", "case", "metric", "value", "unit", "device", "commit"}
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
-from lmpipe.errors import ConfigError
 
+from lmpipe.errors import ConfigError
 from lmpipe.evaluation.adapter import DecoderLM, Row, cut_at_first, load_tokenizer, parse_sampling
 from tests.evaluation.tiny import make_tokenizer, save_tiny_llama
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmpipe.errors import InputError
 from pydantic import Field, ValidationError
 
 from lmpipe.artifacts.build import build
@@ -16,6 +15,7 @@ from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
+from lmpipe.errors import InputError
 from lmpipe.evaluation.evaluate import TASK_FOLDER, EvaluateConfig, evaluate
 from lmpipe.runtime import Runtime
 from tests.evaluation.tiny import make_tokenizer, save_tiny_llama

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import ConfigError
 
+from lmpipe.errors import ConfigError
 from lmpipe.tokenization.order import SequenceOrder
 
 SIZES = st.one_of(st.integers(1, 40), st.integers(41, 5000))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import ConfigError
 
+from lmpipe.errors import ConfigError
 from lmpipe.tokenization.patterns import PatternName, max_digits, pattern_regex
 from lmpipe.tokenization.pieces import FAMILIES, PieceCounts, character_kinds, next_piece
 from tests.tokenization import reference

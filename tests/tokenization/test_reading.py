@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import ConfigError, InputError
 
+from lmpipe.errors import ConfigError, InputError
 from lmpipe.tokenization.reading import TokenReader
 from lmpipe.tokenization.shard_file import (
     HEADER_BYTES,

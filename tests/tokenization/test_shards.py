@@ -4,13 +4,13 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from lmpipe.errors import InputError
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents, Tokenizer, TokenShards
+from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.encoding import Encoding, format_ranks
 from lmpipe.tokenization.patterns import pattern_regex

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmpipe.errors import InputError
 from pydantic import ValidationError
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents, Tokenizer
+from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.encoding import Encoding
 from lmpipe.tokenization.patterns import PatternName, pattern_regex
