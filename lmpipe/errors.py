@@ -4,12 +4,12 @@
     ├── ConfigError (ValueError)   a recipe, config or option is wrong; raised before anything runs
     ├── InputError                 data from outside are unusable: names file, record, range, remedy
     ├── StoreError                 the artifact store misbehaves or an object is missing
-    │   └── LockLost               another builder took this artifact's lock over; nothing was published
+    │   └── LockLost               another builder took the lock over; nothing was published
     ├── StageFailed                a stage's child process ended without a result
     └── TrainingError              training cannot go on (ranks lost, non-finite gradients in a row)
 
-A message says what happened, the value found, the allowed range and the remedy. All classes take one
-string, so that they survive pickling between processes.
+A message says what happened, the value found, the allowed range and the remedy. All classes take
+one string, so that they survive pickling between processes.
 """
 
 

@@ -40,7 +40,8 @@ def test_triton_attention_in_bf16_is_as_near_to_fp32_as_torchs() -> None:
     def distance(attention: Attention) -> float:
         low = loss_and_gradients(build(attention, torch.bfloat16))
         return max(
-            float((a.float() - b).norm().detach() / b.norm().detach()) for a, b in zip(low, exact, strict=True)
+            float((a.detach().float() - b.detach()).norm() / b.detach().norm())
+            for a, b in zip(low, exact, strict=True)
         )
 
     assert distance("triton") < 1.5 * distance("reference")
