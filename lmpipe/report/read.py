@@ -76,6 +76,13 @@ def _made(artifact: Artifact) -> tuple[str, str, str]:
     return artifact.manifest.provenance.started, artifact.stage, artifact.id
 
 
+def title(artifact: Artifact) -> str:
+    """Name an artifact by its stage; a source also by its own name, since a run has several."""
+    if artifact.stage == "source":
+        return f"source {artifact.manifest.config.get('name', artifact.id[:6])}"
+    return artifact.stage
+
+
 def moment(text: str) -> datetime:
     """Read a manifest's time."""
     return datetime.fromisoformat(text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lmpipe.artifacts.types import Artifact
 from lmpipe.report.blocks import Cell, Charts, Code, Sample, Samples, Section, Table
-from lmpipe.report.read import Run, moment
+from lmpipe.report.read import Run, moment, title
 from lmpipe.report.svg import Span, span_chart
 from lmpipe.report.wording import duration, size
 
@@ -30,10 +30,10 @@ def cost(run: Run) -> Section:
         written = sum(record.bytes for record in artifact.manifest.outputs)
         rows.append(
             [
-                artifact.stage,
+                title(artifact),
                 Cell(duration(made.seconds), made.seconds / total),
                 f"{made.gpu_hours:.2f}" if made.gpu_hours else "–",
-                size(made.bytes_read),
+                size(made.bytes_read or artifact.metrics.get("bytes", 0)),
                 size(written),
                 artifact.manifest.kind,
                 made.host,
@@ -64,7 +64,7 @@ def _spans(artifacts: Sequence[Artifact]) -> list[Span]:
         end_of_all = max(end_of_all, end)
         artifact = artifacts[index]
         colour = COLOURS.get(artifact.manifest.kind, 1)
-        spans.append(Span(artifact.stage, start - offset, end - offset, colour))
+        spans.append(Span(title(artifact), start - offset, end - offset, colour))
     return spans
 
 
@@ -90,9 +90,8 @@ def reproduce(run: Run, recipe: str) -> Section:
     if notes:
         result.lead = f"Mind that {' and '.join(notes)}."
     configs = [
-        Sample(f"{a.stage} {a.id}", json.dumps(a.manifest.config, indent=1, ensure_ascii=False))
+        Sample(f"{title(a)} {a.id}", json.dumps(a.manifest.config, indent=1, ensure_ascii=False))
         for a in run.artifacts
-        if a.stage != "source"
     ]
     result.add(Samples("Config of every stage", configs) if configs else None)
     return result
@@ -106,7 +105,7 @@ def lineage(run: Run) -> Section:
         version = f"{artifact.manifest.version}"
         rows.append(
             [
-                artifact.stage,
+                title(artifact),
                 version,
                 Cell(artifact.id, code=True),
                 Cell(artifact.digest[:16], code=True),

@@ -50,7 +50,7 @@ def _records(run: Run) -> list[FunnelStep]:
         total = sum(kinds.values())
         if skipped:
             pages = total - sum(amount for _, amount in skipped)
-            steps.append(FunnelStep("WARC records", total, pages, skipped, "pages"))
+            steps.append(FunnelStep("WARC records", total, pages, shortened(skipped), "pages"))
     return steps
 
 
@@ -61,11 +61,15 @@ def num_records(run: Run) -> int:
 
 
 def _funnel_step(step: DocumentStep) -> FunnelStep:
-    reasons = step.reasons[:MAX_REASONS]
-    rest = sum(number for _, number in step.reasons[MAX_REASONS:])
-    if rest:
-        reasons = [*reasons, (f"{len(step.reasons) - MAX_REASONS} other reasons", rest)]
-    return FunnelStep(step.artifact.stage, step.entered, step.kept, reasons)
+    return FunnelStep(step.artifact.stage, step.entered, step.kept, shortened(step.reasons))
+
+
+def shortened(reasons: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Keep the commonest reasons and add the others up."""
+    rest = reasons[MAX_REASONS:]
+    if len(rest) < 2:
+        return reasons
+    return [*reasons[:MAX_REASONS], (f"{len(rest)} others", sum(amount for _, amount in rest))]
 
 
 def _tokens(run: Run) -> Tiles | None:
