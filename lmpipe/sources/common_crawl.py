@@ -165,8 +165,8 @@ def _receive(url: str, part: Path, stamp: Path, patience: Patience, progress: Pr
         answer = urllib.request.urlopen(request, timeout=patience.timeout_seconds)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # nothing is left after `start`: whole, or longer than the object
-            total = error.headers.get("Content-Range", "").rpartition("/")[2]
-            if total == str(start):
+            size = error.headers.get("Content-Range", "").rpartition("/")[2]
+            if size == str(start):
                 return
             part.unlink()
             raise OSError(f"{part} is longer than the object; beginning again") from error
