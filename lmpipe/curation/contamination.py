@@ -1,6 +1,7 @@
 """From occurrences of items' n-grams to flagged documents, and from those to clean ones."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,13 @@ FILLER = "the weather in the harbour stayed as grey as anyone there could rememb
 
 @dataclass(frozen=True)
 class Flag:
-    """One document that holds one text of one item.
+    """One document that holds one item.
 
     Attributes:
         document: number over all shards.
-        part: number of the text in the index.
-        share: share of the text's n-grams that the document holds, boilerplate not counted.
-        spans: bytes of the document's text that hold them, merged.
+        part: number of the item's text in the index that the document holds most of.
+        share: share of that text's n-grams that the document holds, boilerplate not counted.
+        spans: bytes of the document's text that hold any of the item's texts, merged.
     """
 
     document: int
@@ -60,8 +61,8 @@ class Findings:
         index: the items' n-grams.
         bounds: shard number i holds documents `bounds[i]:bounds[i + 1]`.
         flags: sorted by document, best match first.
-        boilerplate: parts of which n-grams occurred, all of them boilerplate or template, with the
-            number of documents of the most frequent one.
+        boilerplate: a part of each item that only boilerplate or template met, with the number of
+            documents of its most frequent n-gram.
     """
 
     index: NgramIndex
@@ -137,48 +138,54 @@ def flag_documents(
     if config.boilerplate_documents:
         counts &= num_documents <= config.boilerplate_documents
     found: dict[tuple[int, int], int] = {}
-    boilerplate: dict[int, int] = {}
+    boilerplate: dict[str, tuple[int, int]] = {}
     for document, gram in pairs.tolist():
         for part in index.owners_of(gram).tolist():
             if counts[gram]:
                 found[document, part] = found.get((document, part), 0) + 1
             else:
-                boilerplate[part] = max(boilerplate.get(part, 0), int(num_documents[gram]))
-    spans = _Spans(hits[counts[hits["gram"]]], index)
-    flags = []
+                most = max(
+                    boilerplate.get(index.parts[part].item.name, (0, 0))[1], num_documents[gram]
+                )
+                boilerplate[index.parts[part].item.name] = (part, int(most))
+    best: dict[tuple[int, str], tuple[float, int]] = {}
     for (document, part), number in found.items():
         share = number / index.parts[part].num_grams
-        if share >= config.min_share:
-            flags.append(Flag(document, part, share, spans.of(document, part)))
+        item = (document, index.parts[part].item.name)
+        if share >= config.min_share and (share, -part) > best.get(item, (-1.0, 0)):
+            best[item] = (share, -part)
+    spans = _spans(hits[counts[hits["gram"]]], index, best.keys())
+    flags = [
+        Flag(document, -part, share, spans[document, item])
+        for (document, item), (share, part) in best.items()
+    ]
     flags.sort(key=lambda flag: (flag.document, -flag.share, flag.part))
-    flagged = {flag.part for flag in flags}
-    return flags, {part: most for part, most in boilerplate.items() if part not in flagged}
+    flagged = {index.parts[flag.part].item.name for flag in flags}
+    unflagged = (most for item, most in sorted(boilerplate.items()) if item not in flagged)
+    return flags, dict(unflagged)
 
 
-class _Spans:
-    """Where each document holds each part's n-grams."""
-
-    def __init__(self, hits: NDArray[Any], index: NgramIndex) -> None:
-        self._spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for document, gram, start, end in hits.tolist():
-            for part in index.owners_of(gram).tolist():
-                self._spans.setdefault((document, part), []).append((start, end))
-
-    def of(self, document: int, part: int) -> tuple[tuple[int, int], ...]:
-        """Return the merged spans of a document and a part, in order."""
-        merged: list[tuple[int, int]] = []
-        for start, end in sorted(self._spans[document, part]):
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+def _spans(
+    hits: NDArray[Any], index: NgramIndex, wanted: Collection[tuple[int, str]]
+) -> dict[tuple[int, str], tuple[tuple[int, int], ...]]:
+    """Return the merged bytes, in order, where each wanted document holds each wanted item."""
+    merged: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for document, gram, start, end in np.sort(hits, order=["document", "start"]).tolist():
+        for item in {index.parts[part].item.name for part in index.owners_of(gram).tolist()}:
+            if (document, item) not in wanted:
+                continue
+            spans = merged.setdefault((document, item), [])
+            if spans and start <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(spans[-1][1], end))
             else:
-                merged.append((start, end))
-        return tuple(merged)
+                spans.append((start, end))
+    return {key: tuple(spans) for key, spans in merged.items()}
 
 
 def find_planted(index: NgramIndex, config: "DecontaminateConfig") -> tuple[int, list[str]]:
     """Hide items in filler, in capitals and with other punctuation; return how many, and the lost.
 
-    Items that hold n-grams of their benchmark's template are not planted: those flag by design less.
+    Items that hold n-grams of their benchmark's template are not planted: they flag less by design.
     """
     template = index.num_owning_items > config.template_items
     checked = [
@@ -194,11 +201,11 @@ def find_planted(index: NgramIndex, config: "DecontaminateConfig") -> tuple[int,
         texts.append(f"{FILLER}. «{' , '.join(words).swapcase()}»! {FILLER}.")
     alone = config.model_copy(update={"boilerplate_documents": 0})
     flags, _ = flag_documents(scan_texts(index, texts, 0), index, alone)
-    found = {(flag.document, flag.part) for flag in flags}
+    found = {(flag.document, index.parts[flag.part].item.name) for flag in flags}
     lost = [
         index.parts[number].item.name
         for place, number in enumerate(chosen)
-        if (place, number) not in found
+        if (place, index.parts[number].item.name) not in found
     ]
     return len(chosen), lost
 

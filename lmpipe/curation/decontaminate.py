@@ -81,12 +81,14 @@ def decontaminate(
         InputError: no item can be looked for, the positive control fails, or nothing is kept.
     """
     from lmpipe.curation.contamination import decide, report, store_flags
+    from lmpipe.curation.word_hashes import enough_workers
     from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import shard_names
+    from lmpipe.documents.read import count_documents, shard_names
 
     index = _index(config, benchmarks)
     out.metric("control", _control(index, config))
     names = {Path(name).stem: name for name in shard_names(documents)}
+    runtime = enough_workers(runtime, count_documents(documents))
     scan = partial(
         scan_shard, config=config, documents=documents, names=names, benchmarks=benchmarks
     )
@@ -211,8 +213,8 @@ def _report(
     for row in rows:
         if row["boilerplate items"]:
             out.log(
-                f"{row['boilerplate items']} items of {row['benchmark']} occur, but flagged none: in "
-                f"over {config.boilerplate_documents} documents; see contamination.json",
+                f"{row['boilerplate items']} items of {row['benchmark']} occur and flag nothing: "
+                f"in over {config.boilerplate_documents} documents; see contamination.json",
                 level="warning",
             )
     if num_input - num_kept > config.alarm_removed_fraction * num_input:

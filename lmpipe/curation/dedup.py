@@ -80,17 +80,26 @@ def dedup(
         InputError: there are no documents, or an alarm with `stop_on_alarm`.
     """
     from lmpipe.curation.duplicates import find_duplicates
+    from lmpipe.curation.word_hashes import enough_workers
     from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import shard_names
+    from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
+    runtime = enough_workers(runtime, count_documents(documents))
     sketch = partial(sketch_shard, config=config, documents=documents, names=names)
     sketches = out.run_shards([f"sketch-{key}" for key in names], sketch, runtime)
     found = find_duplicates(out, sketches, config)
     if found.num_documents == 0:
         raise InputError("dedup got no documents; look at what the stage before removed")
     removals = _store_removals(out, found, list(names))
-    work = partial(filter_shard, config=config, documents=documents, names=names, removals=removals)
+    work = partial(
+        filter_shard,
+        config=config,
+        documents=documents,
+        names=names,
+        store=out.store,
+        removals=removals,
+    )
     records = out.run_shards(list(names), work, runtime)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("dedup", found.num_documents, num_kept, gather_parts(out, list(names)))

@@ -63,7 +63,7 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     """Return [bands, texts] keys: equal where all rows of a band are equal."""
     texts, width = minima.shape
     keys = np.empty((bands, texts), np.uint64)
-    _band_keys(minima, width // bands, keys)
+    _band_keys(minima, width // max(1, bands), keys)
     return keys
 
 

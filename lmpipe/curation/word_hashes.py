@@ -26,9 +26,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lmpipe.runtime import Runtime
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
+DOCUMENTS_PER_WORKER = 10_000
 SKIPPED = np.uint32(1)  # combining marks, soft hyphens, joiners: as if they were not there
 ALONE = np.uint32(1 << 31)  # flag of a character that is a word by itself
 _NO_SPACES = (  # scripts without spaces between words
@@ -142,6 +145,15 @@ def hash_filter(hashes: NDArray[np.uint64]) -> NDArray[np.uint8]:
     return bits
 
 
+def enough_workers(runtime: Runtime, num_documents: int) -> Runtime:
+    """Return the runtime without workers that would take longer to start than they save.
+
+    A worker process pays 2 s for its imports, in which one core compares over 10,000 documents.
+    """
+    workers = min(runtime.workers, -(-num_documents // DOCUMENTS_PER_WORKER))
+    return runtime.model_copy(update={"workers": max(1, workers)})
+
+
 @functools.cache
 def fold_table() -> NDArray[np.uint32]:
     """Map each code point to its folded letter; 0 separates words. Cost: 0.2 s once a process."""
@@ -176,10 +188,10 @@ def _utf8(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         array = array.fill_null("")
     array = array.cast(pa.large_string())
     if len(array) == 0:
-        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+        array = pa.array([""], pa.large_string()).slice(1)
     _, bounds, data = array.buffers()
     ends = np.frombuffer(bounds, np.int64)[array.offset : array.offset + len(array) + 1]
-    return np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), ends
+    return np.frombuffer(data or bytes(8), np.uint8), ends  # read-only both: one compiled variant
 
 
 @compiled

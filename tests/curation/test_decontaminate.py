@@ -1,0 +1,197 @@
+import json
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmpipe.artifacts.types import Documents
+from lmpipe.benchmarks.items import EvalItem, parse_item
+from lmpipe.curation import contamination, word_hashes
+from lmpipe.curation.contamination import find_planted, flag_documents, scan_texts
+from lmpipe.curation.decontaminate import DecontaminateConfig, decontaminate
+from lmpipe.curation.ngram_index import NgramIndex
+from lmpipe.errors import InputError
+from tests.curation.conftest import Workbench
+from tests.curation.given import given, id_of, kept, removed, shards
+
+VOCABULARY = [f"term{number}" for number in range(3000)]
+QUESTION = (
+    "Janet's ducks lay sixteen eggs per day and she eats three for breakfast every morning while "
+    "she bakes muffins for her friends with four more of them"
+)
+ANSWER = "so nine eggs remain to be sold at the market for two dollars each"
+PAIR = ("Who should Derek hug after shocking Richard?", "Who should Derek hug Richard after it?")
+
+
+def prose(seed: int, words: int = 120) -> str:
+    return " ".join(random.Random(seed).choices(VOCABULARY, k=words))
+
+
+def lines(*rows: dict[str, object]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def benchmarks(bench: Workbench):
+    return bench.files(
+        "eval",
+        gsm__jsonl=lines(
+            {"question": QUESTION, "answer": ANSWER},
+            {"question": "What?", "answer": "Too short."},
+        ),
+        blimp__jsonl=lines({"sentence_good": PAIR[0], "sentence_bad": PAIR[1]}),
+        NOTICE__txt="no benchmark",
+    )
+
+
+def run(
+    bench: Workbench, texts: Sequence[dict[str, str]], workers: int = 1, **options: object
+) -> Documents:
+    documents = bench.run(given, shards(*texts))
+    config = DecontaminateConfig(**options)
+    return bench.run(decontaminate, config, documents, benchmarks(bench), workers=workers)
+
+
+def test_finds_planted_items_whatever_their_case_and_punctuation(bench: Workbench):
+    words = QUESTION.split()
+    texts = {
+        "verbatim": f"{prose(1)} {QUESTION} {prose(2)}",
+        "reworded": f"{prose(3)}\n\n“{' – '.join(words).upper()}”{prose(4)}",
+        "thirteen": f"{prose(5)} {' '.join(words[4:17])} {prose(6)}",
+        "answer": f"{prose(7)} {ANSWER}",
+        "pair": f"{prose(8)} WHO should Derek\nhug Richard (after it) {prose(9)}",
+        "twelve": f"{prose(10)} {' '.join(words[4:16])} {prose(11)}",
+        "clean": prose(12),
+    }
+    result = run(bench, [texts])
+    gone = removed(result)
+    assert set(kept(result)) == {id_of("twelve"), id_of("clean")}
+    assert gone[id_of("pair")]["reason"] == "contaminated_by_blimp"
+    assert gone[id_of("pair")]["reasons"] == ["blimp:0"]
+    assert gone[id_of("verbatim")]["reasons"] == ["gsm:0"]
+    assert gone[id_of("verbatim")]["score"] == 1
+    assert 0 < gone[id_of("thirteen")]["score"] < 0.1
+    assert result.metrics["control"] == {"planted": 4, "found": 4}
+
+
+def test_the_report_names_items_and_the_evidence_quotes_them(bench: Workbench):
+    result = run(bench, [{"leak": f"{prose(1)} {QUESTION}", "clean": prose(2)}])
+    report = result.read_json("contamination.json")["benchmarks"]
+    assert report["gsm"]["dirty"]["0"]["documents"] == 1
+    assert report["gsm"]["too_short"] == 1 and report["gsm"]["items"] == 2
+    assert report["blimp"]["dirty"] == {}
+    table = pq.read_table(pa.BufferReader(result.read_bytes("overlaps/00000.parquet"))).to_pylist()
+    assert {row["id"] for row in table} == {id_of("leak")}
+    assert table[0]["text"] == QUESTION and table[0]["action"] == "removed"
+    (shown,) = [e["rows"] for e in bench.events if e["type"] == "table"]
+    assert [(row["benchmark"], row["documents"]) for row in shown] == [("blimp", 0), ("gsm", 1)]
+
+
+def test_cuts_only_the_lines_that_hold_an_item(bench: Workbench):
+    before, after = prose(1), prose(2)
+    half = " ".join(QUESTION.split()[:14]) + "\n" + " ".join(QUESTION.split()[14:])
+    texts = {
+        "long": f"{before}\nQ: {QUESTION}\n{after} zürich\n",
+        "split": f"{before}\n{half}\n{after}",
+        "all": f"{QUESTION} {ANSWER}",
+    }
+    result = run(bench, [texts], remove="paragraph")
+    assert kept(result) == {
+        id_of("long"): f"{before}\n{after} zürich\n",
+        id_of("split"): f"{before}\n{after}",
+    }
+    assert set(removed(result)) == {id_of("all")}
+    assert result.metrics["cut"] == 2
+
+
+def test_boilerplate_flags_nothing_and_is_reported(bench: Workbench):
+    texts = {str(n): f"{prose(n)} {QUESTION} {prose(100 + n)}" for n in range(12)}
+    texts["leak"] = f"{prose(50)} {ANSWER}"
+    result = run(bench, [texts])
+    assert set(removed(result)) == {id_of("leak")}
+    warnings = [e["message"] for e in bench.events if e.get("level") == "warning"]
+    assert not any("boilerplate" in w for w in warnings)  # its item is flagged through the answer
+    del texts["leak"]
+    result = run(bench, [texts])
+    assert removed(result) == {}
+    report = result.read_json("contamination.json")["benchmarks"]["gsm"]
+    assert report["boilerplate"]["0"]["documents"] == 12
+    assert "1 items of gsm occur and flag nothing" in str(bench.events)
+    everything = run(bench, [texts | {"clean": prose(60)}], boilerplate_documents=0)
+    assert set(kept(everything)) == {id_of("clean")}
+
+
+def items(*questions: str) -> list[EvalItem]:
+    rows = [{"question": question, "answer": "yes"} for question in questions]
+    return [parse_item("set", n, json.dumps(row), "test") for n, row in enumerate(rows)]
+
+
+TEMPLATE = "Which of the following statements about the text above is most likely to be true of"
+
+
+def test_a_benchmarks_template_flags_nothing_but_its_items_do():
+    index = NgramIndex(items(*(f"{TEMPLATE} {prose(n, 20)}" for n in range(20))), 13, 5)
+    config = DecontaminateConfig()
+    texts = [f"{prose(900)} {TEMPLATE} {prose(901)}", f"{prose(902)} {TEMPLATE} {prose(3, 20)}"]
+    flags, boilerplate = flag_documents(scan_texts(index, texts, 0), index, config)
+    assert {(flag.document, index.parts[flag.part].item.index) for flag in flags} == {(1, 3)}
+    assert len(boilerplate) == 19
+
+
+def test_least_share_spares_documents_that_quote_a_little():
+    index = NgramIndex(items(prose(1, 60)), 13, 5)
+    text = [f"{prose(5)} {' '.join(prose(1, 60).split()[:20])}"]
+    hits = scan_texts(index, text, 0)
+    assert flag_documents(hits, index, DecontaminateConfig())[0]
+    assert not flag_documents(hits, index, DecontaminateConfig(min_share=0.5))[0]
+
+
+def test_short_items_and_short_texts_flag_nothing():
+    index = NgramIndex(items("Is it so", prose(1, 40)), 13, 5)
+    texts = ["Is it so yes", "", "...", "is", prose(1, 12)]
+    assert not flag_documents(scan_texts(index, texts, 0), index, DecontaminateConfig())[0]
+
+
+def test_the_control_notices_a_broken_search(monkeypatch):
+    index, config = NgramIndex(items(prose(1, 40), prose(2, 8)), 13, 5), DecontaminateConfig()
+    assert find_planted(index, config) == (4, [])
+    monkeypatch.setattr(contamination, "scan_texts", lambda i, t, f: scan_texts(i, t, f)[:-20])
+    assert set(find_planted(index, config)[1]) == {"set:1"}
+
+
+def test_benchmarks_that_can_never_match_are_an_error(bench: Workbench):
+    documents = bench.run(given, shards({"a": prose(1)}))
+    short = bench.files("short", set__jsonl=lines({"text": "one two"}))
+    with pytest.raises(InputError, match="none of 1 items"):
+        bench.run(decontaminate, DecontaminateConfig(), documents, short)
+    template = bench.files("template", set__jsonl=lines(*[{"text": TEMPLATE}] * 9))
+    with pytest.raises(InputError, match="template_items"):
+        bench.run(decontaminate, DecontaminateConfig(), documents, template)
+
+
+def test_training_on_the_benchmark_alone_is_an_error(bench: Workbench):
+    with pytest.raises(InputError, match="kept none of 1"):
+        run(bench, [{"a": QUESTION}])
+
+
+def test_order_and_shards_do_not_change_what_is_found(bench: Workbench):
+    texts = {str(n): f"{prose(n)} {QUESTION if n % 7 == 0 else ''}" for n in range(30)}
+    texts["pair"] = f"{prose(77)} {PAIR[0]}"
+    order = list(texts.items())
+    random.Random(1).shuffle(order)
+    one = run(bench, [texts])
+    two = run(bench, [dict(order[:11]), {}, dict(order[11:])])
+    assert kept(one) == kept(two) and removed(one) == removed(two)
+    assert one.read_json("contamination.json") == two.read_json("contamination.json")
+
+
+def test_bytes_are_equal_for_any_number_of_workers(new_bench, monkeypatch):
+    monkeypatch.setattr(word_hashes, "DOCUMENTS_PER_WORKER", 1)
+    texts = [{f"{s}-{n}": f"{prose(n)} {PAIR[n % 2]}" for n in range(6)} for s in range(2)]
+    options = {"boilerplate_documents": 0, "alarm_removed_fraction": 1.0}
+    texts.append({"clean": prose(99)})
+    digests = {
+        run(new_bench(str(workers)), texts, workers=workers, **options).digest for workers in (1, 3)
+    }
+    assert len(digests) == 1
