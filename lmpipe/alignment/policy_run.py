@@ -209,7 +209,8 @@ class PolicyRun(Generic[C]):
             "tokens": self.tokens,
             "step": self.config.num_steps,
             "starts_from": self.job["policy_meta"].get("kind", "base"),
-            "metrics": self.metrics,
+            "model": model.model_dump(mode="json"),
+            **{name: value for name, value in self.metrics.items() if name != "tokens"},
         }
         kept = samples(self.heldout, self.config.num_stored_samples)
         for name, value in {

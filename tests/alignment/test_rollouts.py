@@ -78,9 +78,7 @@ def test_a_failing_reward_is_kept_with_its_rollout(model: Decoder, chat: ChatTok
         def reward(self, problem: Problem, completion: str) -> float:
             raise RuntimeError("verifier is down")
 
-    asked = problems(
-        Sorting(), 0, "train", 0, 2
-    )  # 2 of 261 tokens end it
+    asked = problems(Sorting(), 0, "train", 0, 2)  # 2 of 261 tokens end it
     rollouts = sample_rollouts(model, chat, Broken(), asked, Sampling(200, 6), seed=0)
     finished = [r for r in rollouts if r.finished]
     assert finished and all(r.reward == 0 for r in rollouts)
