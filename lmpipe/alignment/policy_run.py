@@ -129,7 +129,7 @@ class PolicyRun(Generic[C]):
         """Sample the held-out problems; the same ones, with the same random numbers, each time."""
         config = self.config
         asked = problems(self.task, config.seed, "heldout", 0, config.heldout_problems)
-        sampling = Sampling(1, config.max_new_tokens, config.temperature)
+        sampling = Sampling(config.heldout_samples, config.max_new_tokens, config.temperature)
         self.policy.eval()
         self.heldout = sample_rollouts(
             self.policy, self.chat, self.task, asked, sampling, HELDOUT_SEED + config.seed
