@@ -38,6 +38,7 @@ class AlignmentConfig(StageConfig):
     heldout_problems: int = Field(
         128, ge=1, le=1_000_000, description="Held-out problems that progress is measured on."
     )
+    heldout_samples: int = Field(2, ge=1, le=1024, description="Completions per held-out problem.")
     evaluate_every: int = Field(
         20, ge=1, le=1_000_000, description="Steps between two measurements on held-out problems."
     )

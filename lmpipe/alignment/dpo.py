@@ -5,6 +5,10 @@ One job samples rollouts from the policy, scores them with the task's reward, st
 policy's log-probabilities once, and trains. Pairs of the policy's own making are on its
 distribution; pairs from elsewhere, the alternative, mostly move probability between answers that
 the policy gives to neither.
+
+DPO asks for a difference only, and on near-identical pairs it is reached by lowering both sides:
+the margin grows while samples get worse. `likelihood_weight` adds the right side's own loss against
+that, as Llama 3 does (Dubey et al. 2024, section 4.1.4, weight 0.2).
 """
 
 from __future__ import annotations
@@ -27,6 +31,12 @@ class DpoConfig(AlignmentConfig):
     pairs_per_step: int = Field(32, ge=1, le=1_000_000, description="Pairs per optimizer step.")
     beta: float = Field(
         0.1, gt=0, le=100, description="Strength of the pull back to the frozen policy."
+    )
+    likelihood_weight: float = Field(
+        0.2,
+        ge=0,
+        le=100,
+        description="Weight of -log p per token of the right completion; 0 is DPO as published.",
     )
     num_steps: int = Field(40, ge=1, le=10_000_000, description="Optimizer steps.")
 

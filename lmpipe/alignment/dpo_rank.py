@@ -28,6 +28,14 @@ from lmpipe.training.rank import RankContext
 
 ROLLOUTS = "rollouts.parquet"
 PROMPTS_AT_ONCE = 128
+FIGURES = (
+    "preference_loss",
+    "right_loss_per_token",
+    "right_reward",
+    "wrong_reward",
+    "margin",
+    "accuracy",
+)
 
 
 def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
@@ -124,20 +132,29 @@ def train_step(
     mine = chosen[run.context.rank :: run.context.world_size]
     size = micro_pairs(run, pairs)
     run.engine.begin_step(float(len(mine)))
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = torch.zeros(len(FIGURES), dtype=torch.float64)
     for start in range(0, len(mine), size):
         part = mine[start : start + size]
         scored = pair_logprobs(run.engine, [pairs[n] for n in part], run)
         loss = dpo_loss(*scored, reference.right_B[part], reference.wrong_B[part], run.config.beta)
-        run.engine.accumulate(loss.loss_B.sum(), last=start + size >= len(mine))
+        lengths = [len(pairs[n].right.tokens) for n in part]
+        likelihood_B = -scored.right_B / torch.tensor(lengths, device=run.device)
+        total = (loss.loss_B + run.config.likelihood_weight * likelihood_B).sum()
+        run.engine.accumulate(total, last=start + size >= len(mine))
         margin_B = loss.right_reward_B - loss.wrong_reward_B
-        values = (loss.right_reward_B, loss.wrong_reward_B, margin_B, (margin_B > 0).float())
+        values = (
+            loss.loss_B.detach(),
+            likelihood_B.detach(),
+            loss.right_reward_B,
+            loss.wrong_reward_B,
+            margin_B,
+            (margin_B > 0).float(),
+        )
         sums += torch.stack([value.sum().double().cpu() for value in values])
     result = run.engine.step()
     run.tokens += sum(len(r.tokens) for n in chosen for r in (pairs[n].right, pairs[n].wrong))
-    names = ("right_reward", "wrong_reward", "margin", "accuracy")
     totals = [run.engine.sum_over_ranks(float(value)) / len(chosen) for value in sums]
-    return result, dict(zip(names, totals, strict=True))
+    return result, dict(zip(FIGURES, totals, strict=True))
 
 
 def preference_metrics(

@@ -27,6 +27,8 @@ def run_alignment(
     Rank 0 leaves the artifact's files in the job's result folder. They enter the artifact under the
     same names; curves hold timings, so their bytes do not count for the content.
     """
+    import pyarrow.parquet as pq
+
     if runtime.zero_stage > LARGEST_ZERO_STAGE:
         out.log(f"sampling needs whole weights: ZeRO stage {LARGEST_ZERO_STAGE} here")
         runtime = runtime.model_copy(update={"zero_stage": LARGEST_ZERO_STAGE})
@@ -45,6 +47,8 @@ def run_alignment(
         for path in sorted(p for p in result.rglob("*") if p.is_file()):
             name = path.relative_to(result).as_posix()
             out.put_file(name, path, digest=name != "curves.parquet")
+            if path.suffix == ".parquet":
+                out.set_rows(name, pq.read_metadata(path).num_rows)
     for name, value in metrics.items():
         out.metric(name, value)
     return out.commit()

@@ -129,7 +129,7 @@ class PolicyRun(Generic[C]):
         """Sample the held-out problems; the same ones, with the same random numbers, each time."""
         config = self.config
         asked = problems(self.task, config.seed, "heldout", 0, config.heldout_problems)
-        sampling = Sampling(1, config.max_new_tokens, config.temperature)
+        sampling = Sampling(config.heldout_samples, config.max_new_tokens, config.temperature)
         self.policy.eval()
         self.heldout = sample_rollouts(
             self.policy, self.chat, self.task, asked, sampling, HELDOUT_SEED + config.seed
@@ -209,7 +209,8 @@ class PolicyRun(Generic[C]):
             "tokens": self.tokens,
             "step": self.config.num_steps,
             "starts_from": self.job["policy_meta"].get("kind", "base"),
-            "metrics": self.metrics,
+            "model": model.model_dump(mode="json"),
+            **{name: value for name, value in self.metrics.items() if name != "tokens"},
         }
         kept = samples(self.heldout, self.config.num_stored_samples)
         for name, value in {

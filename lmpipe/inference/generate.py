@@ -56,6 +56,7 @@ def generate(
     stop_ids: Collection[int] = (),
     seed: int = 0,
     num_samples: int = 1,
+    stream_numbers: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Return num_samples completions of each prompt, those of prompt 0 first.
 
@@ -64,8 +65,10 @@ def generate(
         max_new_tokens: most new tokens of a row; the longest prompt and these must fit max_seq_len.
         temperature, top_k, top_p: see SamplingConfig; temperature 0 is greedy.
         stop_ids: a row ends with the first of these that it says.
-        seed: decides all draws. A row's draws depend on (seed, index of the prompt, index of the
+        seed: decides all draws. A row's draws depend on (seed, number of its prompt, index of the
             sample) alone.
+        stream_numbers: the prompts' numbers in a larger batch that this is a part of, so that its
+            rows say the same however it is split; 0, 1, 2 … if left out.
 
     Cost: one forward pass of the prompts (not of each sample), then one of a token a running row
         and step. 2 CPU cores,
@@ -80,8 +83,8 @@ def generate(
     uniform_RT = torch.from_numpy(
         np.stack(
             [
-                row_uniforms(seed, prompt, sample, max_new_tokens)
-                for prompt in range(len(prompts))
+                row_uniforms(seed, number, sample, max_new_tokens)
+                for number in stream_numbers or range(len(prompts))
                 for sample in range(num_samples)
             ]
         )

@@ -1,17 +1,21 @@
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, question
 from lmpipe.alignment.grpo import GrpoConfig
+from lmpipe.alignment.grpo_rank import FIGURES, MicroBatch, micro_batch_loss
+from lmpipe.alignment.logprobs import pad_rows, token_logprobs
 from lmpipe.alignment.rollouts import Rollout
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 from tests.alignment.stages import RandomBaseConfig, random_base
-from tests.alignment.toy import toy_tokenizer
+from tests.alignment.toy import ToyModel, toy_tokenizer
 
 CONFIG = GrpoConfig(prompts_per_step=2, rollouts_per_prompt=4, learning_rate=1e-2, max_new_tokens=9)
 
@@ -39,9 +43,8 @@ def rollout(chat: ChatTokenizer, group: int, text: str, reward: float) -> Rollou
     )
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean"])
 def test_two_ranks_take_the_step_of_one_rank_whatever_the_micro_batch(
-    tmp_path: Any, aggregation: str
+    tmp_path: Any,
 ) -> None:
     base = build(
         random_base,
@@ -54,7 +57,7 @@ def test_two_ranks_take_the_step_of_one_rank_whatever_the_micro_batch(
     texts = ["1 2", "2", "1", "2 1 1 2", "7 8 9", "9", "8 7", "7 7"]  # ragged on purpose
     rewards = [1, 0, 0.3, 0.1, 1, 0, 0.5, 0.2]
     job = {
-        "config": CONFIG.model_copy(update={"aggregation": aggregation}).identity(),
+        "config": CONFIG.identity(),
         "policy": str(base.local_dir("model")),
         "rollouts": [
             asdict(rollout(chat, n // 4, text, reward))
@@ -78,3 +81,27 @@ def test_two_ranks_take_the_step_of_one_rank_whatever_the_micro_batch(
         assert two["values"][name] == pytest.approx(one["values"][name], rel=1e-4, abs=1e-6)
     for name, value in one["weights"].items():
         assert two["weights"][name] == pytest.approx(value, rel=1e-3, abs=1e-3), name
+
+
+def test_a_second_update_on_the_same_rollouts_is_clipped_where_the_policy_has_moved() -> None:
+    model = ToyModel()
+    rows = pad_rows([[1, 2], [3]], [[5, 6], [7]], padding=0)
+    with torch.no_grad():
+        now_BT = token_logprobs(model, *rows).logprobs_BT
+    batch = MicroBatch(
+        rows=rows,
+        advantages_B=torch.tensor([1.0, -1.0]),
+        weights_B=torch.ones(2),
+        reference_BT=now_BT,
+        sampled_BT=now_BT,
+        old_BT=now_BT - 1,  # every token's ratio is e: above 1 + clip_high
+    )
+    config = GrpoConfig(updates_per_batch=2, kl_coefficient=0.0, clip_high=0.3)
+    loss, sums = micro_batch_loss(model, batch, config)
+    figures = dict(zip(FIGURES, sums.tolist(), strict=True))
+    assert figures["clip_fraction"] == 2  # the rewarded row; a punished one may always fall further
+    assert figures["kl"] == pytest.approx(0, abs=1e-6)
+    assert loss.item() == pytest.approx(-2 * 1.3 + math.e, rel=1e-5)
+    on_policy, sums = micro_batch_loss(model, replace(batch, old_BT=None), config)
+    assert on_policy.item() == pytest.approx(-2 + 1, abs=1e-5)
+    assert dict(zip(FIGURES, sums.tolist(), strict=True))["clip_fraction"] == 0

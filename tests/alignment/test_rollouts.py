@@ -68,6 +68,18 @@ def test_trainer_gives_sampled_ids_the_sampler_s_own_logprobs(
     assert (untempered - sampled).abs().mean() > 0.05
 
 
+def test_a_part_of_a_batch_samples_what_the_whole_samples(
+    model: Decoder, chat: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sample(model, chat, 5)
+    monkeypatch.setattr("lmpipe.alignment.rollouts.ROWS_AT_ONCE", 6)  # two prompts at a time
+    assert [r.tokens for r in sample(model, chat, 5)] == [r.tokens for r in whole]
+    monkeypatch.setattr("lmpipe.alignment.rollouts._place", lambda: (1, 3))
+    monkeypatch.setattr("lmpipe.alignment.rollouts._share", lambda rollouts: rollouts)
+    share = sample(model, chat, 5)  # what rank 1 of 3 samples
+    assert [r.tokens for r in share] == [r.tokens for r in whole if r.group % 3 == 1]
+
+
 def test_the_same_seed_samples_the_same(model: Decoder, chat: ChatTokenizer) -> None:
     assert sample(model, chat, 3) == sample(model, chat, 3)
     assert sample(model, chat, 3) != sample(model, chat, 3, seed=6)
@@ -78,9 +90,7 @@ def test_a_failing_reward_is_kept_with_its_rollout(model: Decoder, chat: ChatTok
         def reward(self, problem: Problem, completion: str) -> float:
             raise RuntimeError("verifier is down")
 
-    asked = problems(
-        Sorting(), 0, "train", 0, 2
-    )  # 2 of 261 tokens end it
+    asked = problems(Sorting(), 0, "train", 0, 2)  # 2 of 261 tokens end it
     rollouts = sample_rollouts(model, chat, Broken(), asked, Sampling(200, 6), seed=0)
     finished = [r for r in rollouts if r.finished]
     assert finished and all(r.reward == 0 for r in rollouts)
