@@ -13,12 +13,12 @@ from tests.services.processes import wait_until
 
 IMAGE = "lmpipe:cpu"
 
-pytestmark = pytest.mark.timeout(1500)  # the build alone takes minutes on two cores
+pytestmark = pytest.mark.timeout(1800)  # the build alone takes minutes on two cores
 
 
 @pytest.fixture(scope="module")
 def cpu_image(docker_engine: DockerEngine) -> str:
-    docker_engine.build(REPOSITORY, target="cpu", tag=IMAGE, timeout_seconds=1200)
+    docker_engine.build(REPOSITORY, target="cpu", tag=IMAGE, timeout_seconds=1500)
     return IMAGE
 
 
