@@ -17,6 +17,6 @@ def run_locally(
 
     @flow(name=name, flow_run_name=recipe.name, validate_parameters=False)
     def local(recipe: PipelineConfig, selection: Selection) -> list[Step]:
-        return execute(name, recipe, selection, listener, flow_run.get_id())
+        return execute(name, recipe, selection, listener, flow_run.get_id() or "")
 
     return local(recipe, selection)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import regex  # type: ignore[import-untyped]
+import regex
 from numba import njit
 from numpy.typing import NDArray
 

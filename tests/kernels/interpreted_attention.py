@@ -95,7 +95,8 @@ def cancelled_scale(query, key, value, grad_out) -> float:
     The rounding of a sum is bounded by eps times the sum of absolute terms (Higham, section 3.1).
     With one or two keys dS is nearly or exactly zero, and this is all that is left of it.
     """
-    magnitude = (grad_out.double().abs().amax((0, 1, 2)) * value.double().abs().amax((0, 1, 2))).sum()
+    per_feature = [x.double().abs().amax((0, 1, 2)) for x in (grad_out, value)]
+    magnitude = torch.dot(*per_feature)
     factor = torch.maximum(query.double().abs().max(), key.double().abs().max())
     return float(magnitude * factor / query.shape[-1] ** 0.5)
 
