@@ -1,7 +1,8 @@
 """Recipes: one YAML file says what a run does, and is checked whole before anything runs.
 
 A recipe has one section per stage (that stage's config, so all of it is identity), `sources` (where
-files lie), `store` and `runtime` (where and how it runs, no identity).
+files lie), `store` and `runtime` (where and how it runs, no identity). `extends: demo` starts from
+another recipe and changes what is named.
 """
 
 import difflib
@@ -100,7 +101,19 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
         ConfigError: no such recipe, an unknown key (the nearest spelling is named), or a bad value
             (its range is named). Nothing has run then.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+    path = _path_of(name)
+    raw = _read(path, name)
+    for change in changes or []:
+        _apply(raw, change)
+    return check_recipe(raw, str(path))
+
+
+def _path_of(name: str) -> Path:
+    return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    """Return a recipe's plain values on top of those of the recipe that it `extends`."""
     if not path.is_file():
         known = sorted(p.stem for p in RECIPES.glob("*.yaml"))
         near = difflib.get_close_matches(name, known, n=1)
@@ -112,10 +125,22 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
         raw = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} must hold keys and values, holds a {type(raw).__name__}")
     raw.setdefault("base", str(path.parent.absolute()))
-    for change in changes or []:
-        _apply(raw, change)
-    return check_recipe(raw, str(path))
+    parent = raw.pop("extends", "")
+    return _merged(_read(_path_of(parent), parent), raw) if parent else raw
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return two sections as one: the upper one wins, sections are merged key by key."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _merged(old, value)
+        result[key] = value
+    return result
 
 
 def check_recipe(raw: dict[str, Any], origin: str) -> PipelineConfig:
