@@ -291,3 +291,7 @@ def main() -> None:
     except LmpipeError as error:
         Console(stderr=True).print(f"[red]error:[/] {type(error).__name__}:", error, markup=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main()
