@@ -20,7 +20,7 @@ RUNTIME = Runtime(device="cpu", ranks=1, threads_per_rank=1)
 COMMON = {"task": TASK, "max_new_tokens": 8, "heldout_problems": 64, "seed": 1}
 NUM_STEPS = 24
 SFT = SftConfig(**COMMON, num_examples=512, num_steps=50, rows_per_step=16, learning_rate=5e-3)
-DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=6, pairs_per_step=8, learning_rate=1e-3)
+DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=24, pairs_per_step=16, learning_rate=1e-3)
 GRPO = GrpoConfig(
     **COMMON, prompts_per_step=16, num_steps=NUM_STEPS, learning_rate=3e-3, evaluate_every=10
 )
@@ -73,13 +73,14 @@ def test_dpo_prefers_its_own_right_answers(tuned: Checkpoint, store: Store) -> N
     assert len(rollouts) == DPO.num_prompts * DPO.rollouts_per_prompt
     assert [row["group"] for row in rollouts[:: DPO.rollouts_per_prompt]] == list(range(64))
     assert preferred.metrics["pairs"]["pairs"] > 0
-    first, last = curves(preferred)[1], curves(preferred)[-1]
+    first = curves(preferred)[1]
     assert first["margin"] == pytest.approx(0, abs=1e-5)  # the policy is still its own reference
     assert first["preference_loss"] == pytest.approx(0.6931, abs=1e-3)
     expected = first["preference_loss"] + DPO.likelihood_weight * first["right_loss_per_token"]
     assert first["loss"] == pytest.approx(expected, rel=1e-5)
-    assert last["margin"] > 0 and preferred.metrics["implied_reward_margin"] > 0
-    assert preferred.metrics["implied_reward_accuracy"] > 0.6
+    assert preferred.metrics["implied_reward_margin"] > 0.1
+    assert preferred.metrics["implied_reward_accuracy"] > 0.8
+    assert preferred.metrics["preference_loss"] < 0.65
 
 
 def test_grpo_leaves_curves_samples_and_a_better_policy(reinforced: Checkpoint) -> None:
