@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from pydantic import Field
-
-from lmpipe.artifacts.stage import StageConfig
+from pydantic import BaseModel, ConfigDict, Field
 
 
-class SamplingConfig(StageConfig):
+class SamplingConfig(BaseModel):
     """How tokens are chosen from the model's distribution."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(
         1.0, ge=0.0, le=100.0, description="Divides the logits; 0 takes the likeliest token."

@@ -15,9 +15,11 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def stages() -> dict[str, str]:
-    """Return stage name → module, for every function decorated with `@stage(...)`."""
+    """Return stage name → module, for every `@stage` function outside the benchmarks."""
     found: dict[str, str] = {}
     for module, path in modules("lmpipe"):
+        if module.startswith("lmpipe.bench."):
+            continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any(map(_is_stage, node.decorator_list)):
                 found[node.name] = module
