@@ -1,7 +1,13 @@
 """A flow run in this process, under Prefect's ephemeral server or whichever the profile names."""
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from prefect import flow
 from prefect.runtime import flow_run
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import get_current_settings
 
 from flows.recipe import PipelineConfig
 from flows.run import execute
@@ -19,4 +25,32 @@ def run_locally(
     def local(recipe: PipelineConfig, selection: Selection) -> list[Step]:
         return execute(name, recipe, selection, listener, flow_run.get_id() or "")
 
-    return local(recipe, selection)
+    with _ephemeral_server():
+        return local(recipe, selection)
+
+
+@contextmanager
+def _ephemeral_server() -> Iterator[None]:
+    """Have the ephemeral server, where one is used, end with this process even after `kill -9`.
+
+    Prefect stops it by atexit, which a killed process never reaches. The guard is a shell that
+    waits for the end of its input, which the kernel closes for us in any case.
+    """
+    settings = get_current_settings()
+    if settings.api.url or not settings.server.ephemeral.enabled:
+        yield
+        return
+    server = SubprocessASGIServer()  # the one instance that Prefect's own clients take too
+    server.start(timeout=settings.server.ephemeral.startup_timeout_seconds)
+    assert server.server_process is not None
+    guard = subprocess.Popen(
+        ["sh", "-c", f"read line; kill {server.server_process.pid} 2> /dev/null"],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # out of the reach of a Ctrl-C in the terminal
+    )
+    try:
+        yield
+    finally:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
