@@ -7,6 +7,7 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -16,7 +17,7 @@ from lmpipe.errors import ConfigError
 COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit")
 
 
-def run_benchmark(console: Console, name: str, to: Path | None) -> None:
+def run_benchmark(console: Console, name: str, to: Path | None, options: list[str]) -> None:
     """Run one benchmark, or list them all if the name is empty."""
     known = sorted(module.name for module in pkgutil.iter_modules(lmpipe.bench.__path__))
     if not name:
@@ -28,13 +29,21 @@ def run_benchmark(console: Console, name: str, to: Path | None) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no benchmark {name!r}{hint} Known: {', '.join(known)}")
-    rows: list[dict[str, Any]] = importlib.import_module(f"lmpipe.bench.{name}").run({})
+    rows: list[dict[str, Any]] = importlib.import_module(f"lmpipe.bench.{name}").run(
+        _parsed(options)
+    )
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in COLUMNS))
     console.print(table)
     if to is not None:
         to.write_text(json.dumps(rows, indent=1))
+
+
+def _parsed(options: list[str]) -> dict[str, Any]:
+    """Return `KEY=VALUE` options as a dictionary, values read as YAML."""
+    pairs = (option.partition("=") for option in options)
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def _text(value: Any) -> str:

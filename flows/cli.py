@@ -220,11 +220,14 @@ def common_crawl(
 def bench(
     name: Annotated[str, typer.Argument(help="A benchmark; empty lists them.")] = "",
     to: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of it.")
+    ] = None,
 ) -> None:
     """Run a benchmark beside its peers."""
     from flows.benchmarks import run_benchmark
 
-    run_benchmark(Console(), name, to)
+    run_benchmark(Console(), name, to, options or [])
 
 
 def _load(

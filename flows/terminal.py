@@ -46,7 +46,7 @@ class Terminal:
         if self._console.is_terminal:
             self._tasks[name] = self._progress.add_task("starting", step=name, total=None)
         else:
-            self._console.print(f"{name}: started")
+            self._console.print(f"{name}: started", markup=False, highlight=False)
 
     def event(self, name: str, event: Event) -> None:
         """Show progress and warnings."""

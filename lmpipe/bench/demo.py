@@ -1,10 +1,9 @@
-"""The demo, from an empty store: seconds and peak memory (PSS of the process tree) by stage, and of a second run.
+"""`lmpipe bench demo`: the demo from an empty store, by stage, and a second run.
 
-PSS counts a page that several processes share once in all, so it says what the whole run takes from
-the machine; RSS would count torch's libraries once per rank.
+Memory is PSS of the process tree: it counts a page that several processes share once in all, so it
+says what the run takes from the machine. RSS would count torch's libraries once per rank.
 """
 
-import platform
 import re
 import subprocess
 import sys
@@ -16,31 +15,40 @@ from typing import Any
 
 import psutil
 
-from lmpipe.artifacts.provenance import git_commit
+from lmpipe.bench.bpe_train import Row, row
 
+BENCH = "demo"
 SAMPLE_SECONDS = 0.5
 STARTED = re.compile(r"^(\S+): started$")
 ENDED = re.compile(r"^(RUN|HIT)\s+([\d.]+ s)?\s+(\S+) (?:built|found)")
 
 
-def run(options: dict[str, Any]) -> list[dict[str, Any]]:
+def run(options: dict[str, Any]) -> list[Row]:
     """Run the demo twice in a temporary store (or `options["store"]`) and return its rows."""
     with tempfile.TemporaryDirectory() as folder:
         store = options.get("store", folder)
         first = _Watched(store)
         second = _Watched(store)
     rows = [
-        _row(stage, "seconds", seconds, "s") for stage, seconds in first.seconds_by_stage.items()
+        row(BENCH, "lmpipe", stage, "seconds", seconds, "s")
+        for stage, seconds in first.seconds_by_stage.items()
     ]
     rows += [
-        _row(stage, "peak PSS", peak / 2**30, "GiB")
+        row(BENCH, "lmpipe", stage, "peak PSS", peak / 2**30, "GiB")
         for stage, peak in first.peak_by_stage.items()
     ]
     rows += [
-        _row("whole run", "seconds", first.seconds, "s"),
-        _row("whole run", "peak PSS", max(first.peak_by_stage.values()) / 2**30, "GiB"),
-        _row("second run", "seconds", second.seconds, "s"),
-        _row("second run", "seconds in its stages", second.seconds_in_stages, "s"),
+        row(BENCH, "lmpipe", "whole run", "seconds", first.seconds, "s"),
+        row(
+            BENCH,
+            "lmpipe",
+            "whole run",
+            "peak PSS",
+            max(first.peak_by_stage.values()) / 2**30,
+            "GiB",
+        ),
+        row(BENCH, "lmpipe", "second run", "seconds", second.seconds, "s"),
+        row(BENCH, "lmpipe", "second run", "seconds in its stages", second.seconds_in_stages, "s"),
     ]
     return rows
 
@@ -99,16 +107,3 @@ def _pss(pid: int) -> float:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return total
-
-
-def _row(case: str, metric: str, value: float, unit: str) -> dict[str, Any]:
-    return {
-        "bench": "demo",
-        "impl": "lmpipe",
-        "case": case,
-        "metric": metric,
-        "value": value,
-        "unit": unit,
-        "device": f"{psutil.cpu_count()} × {platform.machine()}",
-        "commit": git_commit(),
-    }
