@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from lmpipe.artifacts.lookup import identify, nearest, open_artifact, read_manifest
+from lmpipe.artifacts.lookup import identify, nearest, read_manifest
 from lmpipe.artifacts.stage import A, Inputs, Role
-from lmpipe.artifacts.types import Artifact
+from lmpipe.artifacts.types import Artifact, open_artifact
 from lmpipe.errors import ConfigError
 from tasks.conductor import Call, Settings, conducted_by
 from tasks.selection import Selection
@@ -66,7 +66,7 @@ class Planner:
         entry = read_manifest(store, call.stage.name, identity)
         found = None
         if entry is not None:
-            found = open_artifact(call.stage, store, entry[0], call.runtime.get("locations"))
+            found = open_artifact(store, entry[0], call.runtime.get("locations"))
         lost = found.missing() if found is not None else []
         forced = self._selection.forces(call.name)
         if found is not None and not lost and not forced:
@@ -93,7 +93,7 @@ class Planner:
         entry = read_manifest(self._settings.store, call.stage.name, identity)
         if entry is None:
             return self._planned(call, "PENDING", f"after {names}", identity, None)
-        found = open_artifact(call.stage, self._settings.store, entry[0])
+        found = open_artifact(self._settings.store, entry[0])
         why = f"after {names}; hits {identity[:12]} if those bytes do not change"
         return self._planned(call, "PENDING", why, identity, found)
 

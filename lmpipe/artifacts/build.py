@@ -17,7 +17,6 @@ from lmpipe.artifacts.lookup import (
     identify,
     input_records,
     manifest_path,
-    open_artifact,
     read_manifest,
 )
 from lmpipe.artifacts.manifest import Manifest
@@ -25,6 +24,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.provenance import now, provenance
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
 from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import open_artifact
 from lmpipe.errors import LmpipeError, LockLost
 from lmpipe.runtime import Runtime
 
@@ -34,7 +34,7 @@ def find(stage: Stage[A], artifact: str, store: Store, runtime: Runtime) -> A | 
     entry = read_manifest(store, stage.name, artifact)
     if entry is None:
         return None
-    found = open_artifact(stage, store, entry[0], runtime.locations)
+    found = open_artifact(store, entry[0], runtime.locations)
     return None if found.missing() else found  # type: ignore[return-value]
 
 
@@ -131,7 +131,7 @@ class _Publisher:
                 "publishes nothing"
             )
         self.done = True
-        return open_artifact(self._stage, self._store, manifest, self._runtime.locations)
+        return open_artifact(self._store, manifest, self._runtime.locations)
 
     def _manifest(self, out: Output[Any]) -> Manifest:
         files = [out.files[name] for name in sorted(out.files)]
@@ -141,6 +141,7 @@ class _Publisher:
             stage=self._stage.name,
             version=self._stage.version,
             kind=self._stage.kind,
+            type=self._stage.output_type.__name__,
             id=identify(self._stage, self._config, self._inputs),
             attempt=out.attempt,
             config=self._config.identity(),

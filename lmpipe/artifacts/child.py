@@ -16,10 +16,9 @@ from typing import Any
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.events import PipeSink
 from lmpipe.artifacts.lookup import read_manifest
-from lmpipe.artifacts.manifest import Manifest
 from lmpipe.artifacts.stage import Inputs, Role, Stage
 from lmpipe.artifacts.store import Store
-from lmpipe.artifacts.types import Artifact, Source
+from lmpipe.artifacts.types import Artifact, open_artifact
 from lmpipe.errors import StoreError
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.processes import die_with_parent
@@ -85,10 +84,7 @@ def _open(role: Role, store: Store, reference: dict[str, Any]) -> Artifact:
         raise StoreError(
             f"input {role.name}: {reference['stage']}/{reference['id']} is not in {store.root}"
         )
-    manifest: Manifest = entry[0]
-    if issubclass(role.type, Source) or manifest.stage == "source":
-        return Source(store, manifest, reference["locations"])
-    return role.type(store, manifest)
+    return open_artifact(store, entry[0], reference["locations"])
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from lmpipe.artifacts.identity import artifact_id
 from lmpipe.artifacts.manifest import InputRecord, Manifest
 from lmpipe.artifacts.stage import Inputs, Stage, StageConfig
 from lmpipe.artifacts.store import Store
-from lmpipe.artifacts.types import Artifact, Source
+from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import StoreError
 
 MAX_RELATIVES = 64  # manifests read for a diff; each costs one request
@@ -69,16 +69,6 @@ def read_manifest(store: Store, stage: str, artifact: str) -> tuple[Manifest, st
     if found is None:
         return None
     return Manifest.parse(found[0], store.url(path)), found[1]
-
-
-def open_artifact(
-    stage: Stage[Any], store: Store, manifest: Manifest, locations: dict[str, str] | None = None
-) -> Artifact:
-    """Return the typed artifact of a manifest; `locations` says where a source's files lie now."""
-    if issubclass(stage.output_type, Source):
-        return stage.output_type(store, manifest, locations or None)
-    result: Artifact = stage.output_type(store, manifest)
-    return result
 
 
 def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:

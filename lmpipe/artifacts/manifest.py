@@ -68,6 +68,7 @@ class Manifest(BaseModel):
     stage: str
     version: int
     kind: str
+    type: str = Field(description="Name of the artifact's class in lmpipe.artifacts.types.")
     id: str
     attempt: str
     config: dict[str, Any]

@@ -227,6 +227,33 @@ class Source(Artifact):
         return folder / prefix if prefix else folder
 
 
+_CLASSES: dict[str, type[Artifact]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Documents, Model, Tokenizer, TokenShards, Checkpoint, Scores, ScalingFit, Report, Source),
+    )
+}
+
+
+def open_artifact(
+    store: Store, manifest: Manifest, locations: dict[str, str] | None = None
+) -> Artifact:
+    """Return the artifact of a manifest, of the class that its stage declared.
+
+    Args:
+        locations: where a source's files lie now; empty or None: where they lay when pinned.
+
+    Raises:
+        StoreError: the manifest names a class that this lmpipe does not have.
+    """
+    kind = _CLASSES.get(manifest.type)
+    if kind is None:
+        raise StoreError(
+            f"{manifest.stage}/{manifest.id} is a {manifest.type}, unknown to this lmpipe; upgrade it"
+        )
+    return Source(store, manifest, locations) if kind is Source else kind(store, manifest)
+
+
 def _below(stage: str, artifact_id: str, path: str) -> bool:
     return path.startswith(f"{stage}/{artifact_id}/")
 

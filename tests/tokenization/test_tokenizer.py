@@ -113,14 +113,15 @@ def test_five_runs_with_other_workers_hash_seeds_and_processes_give_the_same_byt
     program = (
         "import sys\n"
         "from lmpipe.artifacts.build import build\n"
-        "from lmpipe.artifacts.lookup import open_artifact, read_manifest\n"
+        "from lmpipe.artifacts.lookup import read_manifest\n"
+        "from lmpipe.artifacts.types import open_artifact\n"
         "from lmpipe.artifacts.store import Store\n"
         "from lmpipe.runtime import Runtime\n"
         "from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer\n"
         "from tests.tokenization.conftest import given_documents\n"
         "store = Store(sys.argv[1])\n"
         "manifest = read_manifest(store, 'given_documents', sys.argv[2])[0]\n"
-        "documents = open_artifact(given_documents, store, manifest, {})\n"
+        "documents = open_artifact(store, manifest)\n"
         "print(build(tokenizer, TokenizerConfig(vocab_size=340), {'documents': documents},\n"
         "            store=store, runtime=Runtime(workers=2), force=True).digest)\n"
     )
