@@ -249,7 +249,7 @@ def open_artifact(
     kind = _CLASSES.get(manifest.type)
     if kind is None:
         raise StoreError(
-            f"{manifest.stage}/{manifest.id} is a {manifest.type}, unknown to this lmpipe; upgrade it"
+            f"{manifest.stage}/{manifest.id} is a {manifest.type}, unknown here; upgrade lmpipe"
         )
     return Source(store, manifest, locations) if kind is Source else kind(store, manifest)
 
