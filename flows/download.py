@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from lmpipe.sources import common_crawl
 from rich.console import Console
+
+from lmpipe.sources import common_crawl
 
 
 def download_common_crawl(
