@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from lmpipe.sources import common_crawl
+from rich.console import Console
 
 
 def download_common_crawl(

@@ -6,6 +6,7 @@ That is what a connection reset does to a conditional put, and no server can be 
 import contextlib
 import socket
 import threading
+from threading import Event
 from types import TracebackType
 
 _BLOCK = 2**16
@@ -48,7 +49,7 @@ class LossyProxy:
                     threading.Thread(target=run, args=[client, server, doomed], daemon=True).start()
 
     def _requests(
-        self, client: socket.socket, server: socket.socket, doom: threading.Event
+        self, client: socket.socket, server: socket.socket, doom: Event
     ) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(_BLOCK):
@@ -57,7 +58,7 @@ class LossyProxy:
                 server.sendall(data)
             server.shutdown(socket.SHUT_WR)
 
-    def _answers(self, client: socket.socket, server: socket.socket, doom: threading.Event) -> None:
+    def _answers(self, client: socket.socket, server: socket.socket, doom: Event) -> None:
         with contextlib.suppress(OSError), client, server:
             while data := server.recv(_BLOCK):
                 if doom.is_set() and not data.startswith(b"HTTP/1.1 100"):
