@@ -61,7 +61,7 @@ format: setup  ## let ruff put the code in shape
 bench: setup  ## one benchmark: make bench NAME=rms_norm (without NAME: list them)
 	$(BIN)/lmpipe bench $(NAME)
 
-up: setup  ## start the local stack: server, database, object store, worker
+up: setup  ## start the local stack: server, deployments, worker (the shared one: docker/compose.yaml)
 	$(BIN)/lmpipe up
 
 kenlm: setup  ## build lmplz and build_binary from kenlm's own source into .venv/bin (1.5 CPU-minutes)
