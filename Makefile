@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev
 TORCH_BACKEND ?= auto
+COMPILE ?= --compile-bytecode
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -29,8 +30,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@PYTHON=$(PYTHON) .ci/missing-packages --explain setup
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt $(TORCH_SOURCE) torch
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(UV) pip install --quiet $(COMPILE) --python $(BIN)/python --constraint constraints.txt $(TORCH_SOURCE) torch
+	$(UV) pip install --quiet $(COMPILE) --python $(BIN)/python --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo:  ## run the whole pipeline on the sample and print where the report is
@@ -61,7 +62,7 @@ format: setup  ## let ruff put the code in shape
 bench: setup  ## one benchmark: make bench NAME=rms_norm (without NAME: list them)
 	$(BIN)/lmpipe bench $(NAME)
 
-up: setup  ## start the local stack: server, database, object store, worker
+up: setup  ## start the local stack: server, deployments, worker (the shared one: docker/compose.yaml)
 	$(BIN)/lmpipe up
 
 kenlm: setup  ## build lmplz and build_binary from kenlm's own source into .venv/bin (1.5 CPU-minutes)

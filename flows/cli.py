@@ -45,6 +45,8 @@ def run(
     flow: Flow = "pipeline",
     reason: Annotated[str, typer.Option(help="Why, for the manifests.")] = "",
     verbose: Annotated[bool, typer.Option(help="Show what the stages' processes write.")] = False,
+    remote: Annotated[bool, typer.Option(help="Queue it on the server instead.")] = False,
+    approve: Annotated[bool, typer.Option(help="With --remote: wait to be resumed.")] = False,
 ) -> None:
     """Run a recipe: build every stage that is not in the store yet."""
     started = time.monotonic()
@@ -52,6 +54,11 @@ def run(
     loaded, selection = _load(recipe, changes, from_stage, until, only, force, reason, flow)
     from flows.run import plan_run
 
+    if remote:
+        from flows.remote import submit_rerun
+
+        print(submit_rerun(flow, loaded, selection, approve))
+        return
     plan_run(flow, loaded, selection)  # a bad selection or wiring stops here, before any server
     _prepare_prefect()
     from flows.local import run_locally
@@ -81,6 +88,62 @@ def plan(
     from flows.terminal import show_plan
 
     show_plan(Console(), plan_run(flow, loaded, selection))
+
+
+@app.command()
+def deploy(
+    folder: Annotated[
+        Path | None, typer.Option(help="Installation that process workers run from.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Image of the containers.")] = "lmpipe:gpu",
+    store: Annotated[str, typer.Option(help="Store of the default recipe.")] = "",
+    gpu_pool: Annotated[
+        str, typer.Option(help="Pool for what needs a GPU: gpu, gpu-process or cpu.")
+    ] = "gpu",
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Slots of the limit that GPU stages share.")
+    ] = None,
+) -> None:
+    """Register pools, queues, limits, deployments and automations; a second time changes nothing.
+
+    Schedules are made switched off; what is switched in the UI stays as it is.
+    """
+    from dataclasses import replace
+
+    from flows import deploy as deploy_
+
+    site = deploy_.Site(image=image, store=store, gpu_pool=gpu_pool, gpus=gpus)
+    if folder is not None:
+        site = replace(site, folder=folder)
+    changes = deploy_.deploy(site)
+    for change in changes:
+        print(change)
+    print(f"{len(changes)} changes")
+
+
+@app.command()
+def worker(
+    pool: Annotated[str, typer.Argument(help="cpu, gpu, gpu-process, or a pool of your own.")],
+    limit: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+) -> None:
+    """Start a worker that takes queued runs of a pool."""
+    from flows.stack import become_worker
+
+    become_worker(pool, limit)
+
+
+@app.command("up")
+def start_stack(
+    port: Annotated[int, typer.Option(help="Of the server, on loopback.")] = 4200,
+    store: Annotated[str, typer.Option(help="Store of the default recipe.")] = "",
+) -> None:
+    """Start server, deployments and a worker here, on SQLite, until Ctrl-C.
+
+    docker/compose.yaml is the shared stack, on PostgreSQL, Redis and S3.
+    """
+    from flows.stack import up
+
+    up(Console(), port, store)
 
 
 @app.command("ls")

@@ -1,13 +1,15 @@
-"""The flows as Prefect sees them: what deployments name and the UI shows.
+"""The flows as Prefect sees them: what deployments name, and what the UI builds its forms from.
 
 Apart from the compositions because importing Prefect takes 3 s, and a plan must not wait for it.
 """
 
 from prefect import flow
+from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 
-from flows.recipe import PipelineConfig
-from flows.run import execute
+from flows.recipe import PipelineConfig, parse_recipe
+from flows.remote import FlowName, publish_plan, submit
+from flows.run import execute, plan_run
 from tasks.selection import Selection
 
 EVERYTHING = Selection()
@@ -15,41 +17,103 @@ EVERYTHING = Selection()
 
 @flow(name="pipeline", flow_run_name="{recipe.name}", log_prints=True)
 def pipeline(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Raw crawl in, an aligned and evaluated model and a report out."""
+    """Raw crawl in, an aligned and evaluated model and a report out.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("pipeline", recipe, selection, flow_run=flow_run.get_id() or "")
 
 
 @flow(name="curate", flow_run_name="{recipe.name}", log_prints=True)
 def curate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """WARC files to clean documents."""
+    """WARC files to clean documents.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("curate", recipe, selection, flow_run=flow_run.get_id() or "")
 
 
 @flow(name="tokenize", flow_run_name="{recipe.name}", log_prints=True)
 def tokenize(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Clean documents to a tokenizer and token shards."""
+    """Clean documents to a tokenizer and token shards.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("tokenize", recipe, selection, flow_run=flow_run.get_id() or "")
 
 
 @flow(name="pretrain", flow_run_name="{recipe.name}", log_prints=True)
 def pretrain(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Token shards to a base model."""
+    """Token shards to a base model.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("pretrain", recipe, selection, flow_run=flow_run.get_id() or "")
 
 
 @flow(name="align", flow_run_name="{recipe.name}", log_prints=True)
 def align(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """A base model to a chat model."""
+    """A base model to a chat model.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("align", recipe, selection, flow_run=flow_run.get_id() or "")
 
 
 @flow(name="evaluate", flow_run_name="{recipe.name}", log_prints=True)
 def evaluate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Checkpoints to scores."""
+    """Checkpoints to scores.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("evaluate", recipe, selection, flow_run=flow_run.get_id() or "")
 
 
 @flow(name="scale", flow_run_name="{recipe.name}", log_prints=True)
 def scale(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """A scaling sweep: a few small models, one fitted law, one prediction."""
+    """A scaling sweep: a few small models, one fitted law, one prediction.
+
+    Args:
+        recipe: what to run, where artifacts lie, and how stages run.
+        selection: which stages may be built; empty: whatever is missing.
+    """
     execute("scale", recipe, selection, flow_run=flow_run.get_id() or "")
+
+
+@flow(name="rerun", flow_run_name="rerun-{flow}", log_prints=True)
+def rerun(
+    recipe: str = "demo",
+    flow: FlowName = "pipeline",
+    selection: Selection = EVERYTHING,
+    approve: bool = False,
+) -> None:
+    """Publish what a run would do, wait for approval if asked to, and queue it.
+
+    The run goes to its own deployment's pool and queue, so this one ends at once and needs neither
+    a GPU nor a worker while someone makes up their mind: a suspended run's process has exited, and
+    Resume queues it anew. Waiting for the run it queues was the alternative; a pool whose worker
+    takes one run at a time would then wait for itself.
+
+    Args:
+        recipe: a recipe's name (demo), or a whole recipe as YAML, which may say `extends: demo`.
+        flow: which part of the pipeline.
+        selection: which stages may be built, which are forced, and why.
+        approve: suspend until someone resumes this run in the UI; to refuse, cancel it.
+    """
+    loaded = parse_recipe(recipe)
+    publish_plan(flow, loaded, selection, plan_run(flow, loaded, selection))
+    if approve:
+        suspend_flow_run(key="approval", timeout=7 * 24 * 3600)
+    submit(flow, loaded, selection, asked_by=flow_run.get_id() or "")

@@ -36,6 +36,7 @@ from lmpipe.training.pretrain import PretrainConfig
 from tasks.conductor import Settings
 
 RECIPES = Path(__file__).parent / "recipes"
+INSTALLATION = RECIPES.parents[1]
 
 
 class _Section(BaseModel):
@@ -89,6 +90,16 @@ class PipelineConfig(_Section):
     report: ReportConfig = Field(ReportConfig(), description="The page about the run.")
     scale: ScaleConfig = Field(ScaleConfig(), description="Scaling sweep.")
 
+    def portable(self) -> "PipelineConfig":
+        """Return the recipe for another installation: what lies in this one is named from its root.
+
+        Deployed runs start in the root of their installation, a folder or an image.
+        """
+        base = Path(self.base)
+        if not base.is_relative_to(INSTALLATION):
+            return self
+        return self.model_copy(update={"base": base.relative_to(INSTALLATION).as_posix()})
+
     def settings(self) -> Settings:
         """Return where artifacts lie and how stages run."""
         return Settings(Store(self.store.root), self.runtime, self.stage_runtime)
@@ -108,6 +119,17 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
     return check_recipe(raw, str(path))
 
 
+def parse_recipe(text: str) -> PipelineConfig:
+    """Return a recipe by name, by path, or given whole as YAML, which may `extends` another.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+    """
+    if "\n" not in text and ":" not in text:
+        return load_recipe(text.strip())
+    return check_recipe(_extended(_parse(text, "the recipe given")), "the recipe given")
+
+
 def _path_of(name: str) -> Path:
     return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
 
@@ -121,13 +143,22 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         raise ConfigError(
             f"no recipe {name!r}{hint} Known: {', '.join(known)}, or a path to a YAML file"
         )
-    try:
-        raw = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} must hold keys and values, holds a {type(raw).__name__}")
+    raw = _parse(path.read_text(), str(path))
     raw.setdefault("base", str(path.parent.absolute()))
+    return _extended(raw)
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin} is not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{origin} must hold keys and values, holds a {type(raw).__name__}")
+    return raw
+
+
+def _extended(raw: dict[str, Any]) -> dict[str, Any]:
     parent = raw.pop("extends", "")
     return _merged(_read(_path_of(parent), parent), raw) if parent else raw
 

@@ -4,6 +4,7 @@
     ├── ConfigError (ValueError)   a recipe, config or option is wrong; raised before anything runs
     ├── InputError                 data from outside are unusable: names file, record, range, remedy
     ├── StoreError                 the artifact store misbehaves or an object is missing
+    │   ├── StoreUnavailable       the store does not answer; the same call may work later
     │   └── LockLost               another builder took the lock over; nothing was published
     ├── StageFailed                a stage's child process ended without a result
     └── TrainingError              training cannot go on (ranks lost, non-finite gradients in a row)
@@ -27,6 +28,10 @@ class InputError(LmpipeError):
 
 class StoreError(LmpipeError):
     """The artifact store cannot serve a read or take a write."""
+
+
+class StoreUnavailable(StoreError):
+    """The artifact store does not answer, after all retries; the same call may work later."""
 
 
 class LockLost(StoreError):

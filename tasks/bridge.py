@@ -11,7 +11,8 @@ Prefect is imported when a flow runs and not before: its import takes 3 s, more 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lmpipe.artifacts.build import find
@@ -20,6 +21,7 @@ from lmpipe.artifacts.lookup import identify, read_manifest
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.stage import A, Inputs, Stage
 from lmpipe.errors import ConfigError, InputError
+from lmpipe.runtime import Runtime
 from tasks.conductor import Call, Policy, Settings, StageTask
 from tasks.plan import Planned, Step, bind_planned, flat
 from tasks.selection import Selection
@@ -121,17 +123,18 @@ class PrefectConductor:
             view.line(line)
 
         try:
-            artifact = build_in_child(
-                call.stage,
-                call.config,
-                bound,
-                store=store,
-                runtime=runtime,
-                force=force,
-                sink=on_event,
-                line_sink=on_line,
-                reason=self._reason(force),
-            )
+            with _lease(call, runtime):
+                artifact = build_in_child(
+                    call.stage,
+                    call.config,
+                    bound,
+                    store=store,
+                    runtime=runtime,
+                    force=force,
+                    sink=on_event,
+                    line_sink=on_line,
+                    reason=self._reason(force),
+                )
         finally:
             view.close()
         view.summary(artifact)
@@ -193,6 +196,27 @@ def _prefect_task(call: Call[A]) -> Callable[[_TaskRun], A]:
         return run.conductor.build(run.call, run.bound, run.force)
 
     return cast(Callable[[_TaskRun], A], run_stage)
+
+
+@contextmanager
+def _lease(call: Call[Any], runtime: Runtime) -> Iterator[None]:
+    """Hold a slot a rank of the limit that stages on GPUs share, if the run names one.
+
+    Strict: a limit that does not exist is an error, where Prefect would otherwise limit nothing. A
+    lease that cannot be renewed, because the API is away, never ends a training run.
+    """
+    if not runtime.gpu_limit or "gpu" not in call.policy.tags:
+        yield
+        return
+    from prefect.concurrency.sync import concurrency
+
+    with concurrency(
+        runtime.gpu_limit,
+        occupy=max(1, runtime.ranks),
+        strict=True,
+        raise_on_lease_renewal_failure=False,
+    ):
+        yield
 
 
 def _is_worth_a_retry(task: "Task[Any, Any]", run: "TaskRun", state: "State[Any]") -> bool:

@@ -13,6 +13,7 @@ A holder notices the loss at its next rewrite. It may notice late; that is why p
 by a conditional put of the manifest and not by the lock alone.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -27,9 +28,10 @@ from typing import Any
 import psutil
 
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import LockLost
+from lmpipe.errors import LockLost, StoreError, StoreUnavailable
 
 LEASE_SECONDS = 60.0  # six missed beats; a stop-the-world pause of a loaded laptop stays below it
+MAX_FAILURES = 10  # unanswered tries in a row, each of them a minute on S3, before waiting ends
 RELEASED = b"{}"
 
 
@@ -78,7 +80,9 @@ class BuildLock:
         if self._thread is not None:
             self._thread.join()
         if not self._lost and self._etag is not None:
-            self._store.replace(self._path, RELEASED, self._etag)
+            # a release that fails must not undo what was published: the lock is then found silent
+            with contextlib.suppress(StoreError):
+                self._store.replace(self._path, RELEASED, self._etag)
 
     def check(self) -> None:
         """Raise LockLost unless this builder still holds the lock, by the store's own word."""
@@ -92,36 +96,38 @@ class BuildLock:
             )
 
     def _acquire(self) -> None:
-        watched: str | None = None
-        since = time.monotonic()
+        watch, failures = _Watch(self._lease), 0
         poll = min(1.0, self._lease / 10)
         while True:
-            self._etag = self._store.create(self._path, self._payload())
-            if self._etag is not None:
-                return
             try:
-                current = self._store.read_tagged(self._path)
-            except OSError:
-                watched, since = (
-                    None,
-                    time.monotonic(),
-                )  # silence of the store is no silence of the holder
-                time.sleep(poll)
-                continue
-            if current is None:
-                continue
-            data, etag = current
-            if etag != watched:
-                if watched is None and data != RELEASED:
-                    self._on_wait(_describe(data))
-                watched, since = etag, time.monotonic()
-            silent = time.monotonic() - since > self._lease
-            if data == RELEASED or silent or _is_dead(json.loads(data)):
-                self._etag = self._store.replace(self._path, self._payload(), etag)
-                if self._etag is not None:
+                if self._try(watch):
                     return
-                continue
+                failures = 0
+            except StoreUnavailable:
+                watch = _Watch(self._lease)  # silence of the store is no silence of the holder
+                failures += 1
+                if failures == MAX_FAILURES:
+                    raise
             time.sleep(poll)
+
+    def _try(self, watch: "_Watch") -> bool:
+        """Take the lock if it is free, released, silent for the lease, or a dead process has it."""
+        self._etag = self._store.create(self._path, self._payload())
+        if self._etag is not None:
+            return True
+        current = self._store.read_tagged(self._path)
+        if current is None:
+            return False
+        data, etag = current
+        holder = json.loads(data)
+        if holder.get("token") == self._token:
+            self._etag = etag  # our own write: its answer got lost and the store's client retried
+            return True
+        if watch.etag is None and data != RELEASED:
+            self._on_wait(_describe(holder))
+        if watch.sees_silence(etag) or data == RELEASED or _is_dead(holder):
+            self._etag = self._store.replace(self._path, self._payload(), etag)
+        return self._etag is not None
 
     def _beat_until_stopped(self) -> None:
         while not self._stop.wait(self._lease / 6):
@@ -140,7 +146,7 @@ class BuildLock:
         """Tell a takeover from a beat whose answer got lost; adopt the etag of the latter."""
         try:
             current = self._store.read_tagged(self._path)
-        except OSError:
+        except StoreUnavailable:
             return True
         if current is None or json.loads(current[0]).get("token") != self._token:
             return False
@@ -157,6 +163,21 @@ class BuildLock:
             "beat": self._beats,
         }
         return json.dumps(holder).encode()
+
+
+class _Watch:
+    """How long somebody else's lock has kept its etag, by our own clock."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease = lease_seconds
+        self._since = time.monotonic()
+        self.etag: str | None = None
+
+    def sees_silence(self, etag: str) -> bool:
+        """Note what is seen now; tell whether it has been the same for the whole lease."""
+        if etag != self.etag:
+            self.etag, self._since = etag, time.monotonic()
+        return time.monotonic() - self._since > self._lease
 
 
 def _namespace() -> str:
@@ -183,6 +204,5 @@ def _is_dead(holder: dict[str, Any]) -> bool:
         return True
 
 
-def _describe(data: bytes) -> str:
-    holder = json.loads(data)
+def _describe(holder: dict[str, Any]) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')}"

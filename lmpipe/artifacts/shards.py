@@ -61,6 +61,7 @@ def run_missing_shards(
             out.progress(already + index + 1, total, unit="shards")
     else:
         task = ShardTask(out.store, out._prefix, keys, work)
+        _tie_forks_to_this_process()
         with out.scratch(runtime) as logs, _progress(out, keys, already):
             _executor(task, len(keys), workers, str(logs), runtime).run()
     return {key: _record(out, key) for key in keys}
@@ -73,7 +74,11 @@ def _executor(
         from datatrove.executor.local import LocalPipelineExecutor
 
         _silence_executor()
-        return LocalPipelineExecutor([task], tasks=tasks, workers=workers, logging_dir=logs)
+        # spawn and not datatrove's default, a fork server: that one stays when this process is
+        # killed, and with it its workers, whose parent it is
+        return LocalPipelineExecutor(
+            [task], tasks=tasks, workers=workers, logging_dir=logs, start_method="spawn"
+        )
     if runtime.executor == "ray":
         from datatrove.executor.ray import RayPipelineExecutor
 
@@ -118,6 +123,16 @@ def _silence_executor() -> None:
     from datatrove.utils.logging import logger
 
     logger.remove()
+
+
+def _tie_forks_to_this_process() -> None:
+    """Let datatrove's manager process, a fork of this one, end when this one is killed."""
+    from multiprocess import util
+
+    from lmpipe.runtime.processes import die_with_parent
+
+    parent = os.getpid()
+    util.register_after_fork(_tie_forks_to_this_process, lambda _: die_with_parent(parent))
 
 
 def _in_worker() -> bool:

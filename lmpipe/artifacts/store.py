@@ -21,7 +21,11 @@ from typing import IO, Any, Protocol
 
 import fsspec
 
-from lmpipe.errors import ConfigError, StoreError
+from lmpipe.errors import ConfigError, StoreError, StoreUnavailable
+
+# Tries of one S3 request, pauses growing to 20 s: about a minute, so that a restart of the object
+# store costs a running build time and nothing else. Botocore's default gives up within 5 s.
+S3_ATTEMPTS = 10
 
 
 class Store:
@@ -62,7 +66,12 @@ class Store:
                 self._fs = fsspec.filesystem("file")
             else:
                 self._fs = fsspec.filesystem(
-                    "s3", use_listings_cache=False, default_block_size=16 * 2**20
+                    "s3",
+                    use_listings_cache=False,
+                    default_block_size=16 * 2**20,
+                    config_kwargs={
+                        "retries": {"mode": "standard", "total_max_attempts": S3_ATTEMPTS}
+                    },
                 )
         return self._fs
 
@@ -78,65 +87,73 @@ class Store:
         """Open an object; a reader that finds nothing raises StoreError naming the URL."""
         if "w" in mode and self.is_local:
             Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return self.fs.open(self.full(path), mode)  # type: ignore[no-any-return]
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"{self.url(path)} does not exist; `lmpipe verify` lists what is lost"
-            ) from error
+        with self._errors_of(path):
+            try:
+                return self.fs.open(self.full(path), mode)  # type: ignore[no-any-return]
+            except FileNotFoundError as error:
+                raise StoreError(
+                    f"{self.url(path)} does not exist; `lmpipe verify` lists what is lost"
+                ) from error
 
     def read(self, path: str) -> bytes | None:
         """Return an object's bytes, or None if there is no such object."""
-        try:
-            data: bytes = self.fs.cat_file(self.full(path))
-        except FileNotFoundError:
-            return None
+        with self._errors_of(path):
+            try:
+                data: bytes = self.fs.cat_file(self.full(path))
+            except FileNotFoundError:
+                return None
         return data
 
     def size(self, path: str) -> int | None:
         """Return an object's size in bytes, or None if there is no such object."""
-        try:
-            info = self.fs.info(self.full(path))
-        except FileNotFoundError:
-            return None
+        with self._errors_of(path):
+            try:
+                info = self.fs.info(self.full(path))
+            except FileNotFoundError:
+                return None
         return int(info["size"]) if info["type"] == "file" else None
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return {path: bytes} of all objects below a prefix: one listing instead of many heads."""
-        try:
-            found = self.fs.find(self.full(prefix), detail=True)
-        except FileNotFoundError:
-            return {}
+        with self._errors_of(prefix):
+            try:
+                found = self.fs.find(self.full(prefix), detail=True)
+            except FileNotFoundError:
+                return {}
         cut = len(self._base) + 1
         return {name[cut:]: int(info["size"]) for name, info in sorted(found.items())}
 
     def children(self, prefix: str) -> list[str]:
         """Return the last path parts directly below a prefix, sorted."""
-        try:
-            names = self.fs.ls(self.full(prefix), detail=False)
-        except FileNotFoundError:
-            return []
+        with self._errors_of(prefix):
+            try:
+                names = self.fs.ls(self.full(prefix), detail=False)
+            except FileNotFoundError:
+                return []
         return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in names})
 
     def delete(self, path: str) -> None:
         """Delete an object if it is there."""
-        try:
-            self.fs.rm_file(self.full(path))
-        except FileNotFoundError:
-            return
+        with self._errors_of(path):
+            try:
+                self.fs.rm_file(self.full(path))
+            except FileNotFoundError:
+                return
 
     def upload(self, local: Path, path: str) -> None:
         """Copy a local file into the store."""
         if self.is_local:
             Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
-        self.fs.put_file(str(local), self.full(path))
+        with self._errors_of(path):
+            self.fs.put_file(str(local), self.full(path))
 
     def download(self, path: str, local: Path) -> None:
         """Copy an object to a local file, whole or not at all."""
         local.parent.mkdir(parents=True, exist_ok=True)
         partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
         try:
-            self.fs.get_file(self.full(path), str(partial))
+            with self._errors_of(path):
+                self.fs.get_file(self.full(path), str(partial))
             partial.replace(local)
         except FileNotFoundError as error:
             raise StoreError(
@@ -147,15 +164,36 @@ class Store:
 
     def create(self, path: str, data: bytes) -> str | None:
         """Write an object only if none is there; return its etag, or None if one was."""
-        return self._writes().create(self.full(path), data)
+        with self._errors_of(path):
+            return self._writes().create(self.full(path), data)
 
     def replace(self, path: str, data: bytes, etag: str) -> str | None:
         """Write an object only if its etag is still `etag`; return the new etag or None."""
-        return self._writes().replace(self.full(path), data, etag)
+        with self._errors_of(path):
+            return self._writes().replace(self.full(path), data, etag)
 
     def read_tagged(self, path: str) -> tuple[bytes, str] | None:
         """Return an object's bytes with the etag they belong to, or None."""
-        return self._writes().read_tagged(self.full(path))
+        with self._errors_of(path):
+            return self._writes().read_tagged(self.full(path))
+
+    @contextmanager
+    def _errors_of(self, path: str) -> Iterator[None]:
+        """Say a refusal and a silence of the store as errors of ours that name the object."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, StoreError | FileNotFoundError):
+                raise  # before botocore is imported, which a local store never needs
+            if not self.is_local and _is_silence(error):
+                raise StoreUnavailable(
+                    f"{self.url(path)}: no answer after {S3_ATTEMPTS} tries ({error}); see whether "
+                    "the object store runs, and AWS_ENDPOINT_URL"
+                ) from error
+            if not isinstance(error, PermissionError) and (self.is_local or not _lacks_key(error)):
+                raise
+            remedy = "file permissions" if self.is_local else "the AWS credentials and their rights"
+            raise StoreError(f"{self.url(path)}: access refused ({error}); see {remedy}") from error
 
     def _writes(self) -> "_Conditional":
         if self._conditional is None:
@@ -253,8 +291,10 @@ class _S3Writes:
 
         try:
             answer = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
-        except FileNotFoundError:
-            return None  # If-Match on an object that is gone
+        except FileNotFoundError as error:
+            if "IfMatch" in condition:
+                return None  # the object is gone
+            raise StoreError(f"s3://{bucket} does not exist; create the bucket first") from error
         except (ClientError, OSError) as error:
             if _is_precondition_failure(error):
                 return None
@@ -288,6 +328,21 @@ def _is_precondition_failure(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+def _is_silence(error: BaseException) -> bool:
+    """Whether S3 did not answer, or answered that it cannot now (5xx); not what it refused."""
+    from botocore.exceptions import ConnectionError, HTTPClientError
+
+    if isinstance(error, ConnectionError | HTTPClientError | TimeoutError):
+        return True
+    return isinstance(error, OSError) and error.errno in (errno.EREMOTEIO, errno.EBUSY)
+
+
+def _lacks_key(error: BaseException) -> bool:
+    from botocore.exceptions import NoCredentialsError, PartialCredentialsError
+
+    return isinstance(error, NoCredentialsError | PartialCredentialsError)
 
 
 def _file_etag(status: os.stat_result) -> str:

@@ -1,0 +1,173 @@
+"""Applying deployments/prefect.yaml to a Prefect server, as often as one likes.
+
+`prefect deploy` reads the same file, and lacks four things: it makes no pools, queues or limits, it
+cannot give `recipe` a default that differs by the folder a pool runs in, it writes whether or not
+anything changed, and it fills templates from the environment only.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.automations import AUTOMATIONS
+from flows.prefect_api import Json, PrefectApi
+from flows.recipe import INSTALLATION, PipelineConfig, load_recipe
+from flows.remote import GPU_LIMIT, deployed_parameters, require_server
+from lmpipe.errors import ConfigError
+from tasks.selection import Selection
+
+FILE = INSTALLATION / "deployments" / "prefect.yaml"
+STEP = "prefect.deployments.steps.set_working_directory"
+TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")
+POOL_TEXTS = {
+    "process": "Runs are processes on the worker's machine.",
+    "docker": "Runs are containers that the worker's Docker engine starts.",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the file cannot know about the place it is applied to.
+
+    Args:
+        folder: installation that process workers run from.
+        image: what containers run.
+        store: root of the store in the default recipe.
+        gpu_pool: where the deployments of the pool `gpu` go.
+        gpus: slots of the limit on GPUs; None leaves the limit as it is.
+        recipe: name of the default recipe.
+    """
+
+    folder: Path = INSTALLATION
+    image: str = "lmpipe:gpu"
+    store: str = ""
+    gpu_pool: str = "gpu"
+    gpus: int | None = None
+    recipe: str = "demo"
+
+
+def deploy(site: Site) -> list[str]:
+    """Bring the server to what the file says and return what changed, nothing the second time."""
+    api_url = require_server()
+    from prefect.client.orchestration import get_client
+
+    file = read_file({"LMPIPE_GPU_IMAGE": site.image, "LMPIPE_API_URL": api_url})
+    pools = file["definitions"]["pools"]
+    if site.gpu_pool not in pools:
+        raise ConfigError(
+            f"--gpu-pool {site.gpu_pool!r}: no such pool; known are {', '.join(pools)}"
+        )
+    with get_client(sync_client=True) as client:
+        api = PrefectApi(client)
+        for name, pool in pools.items():
+            kind = pool["type"]
+            api.pool(name, kind, POOL_TEXTS[kind], _job_template(kind))
+            api.queues(name, pool["queues"])
+        api.limit(GPU_LIMIT, site.gpus, slots_at_first=max(1, len(gpu_devices())))
+        for entry in file["deployments"]:
+            flow = entry["entrypoint"].rpartition(":")[2]
+            api.deployment(flow, deployment(entry, pools, site), _schedules(entry))
+        for automation in AUTOMATIONS:
+            api.automation(automation)
+    return api.changes
+
+
+def read_file(values: dict[str, str]) -> Json:
+    """Return prefect.yaml with `{{ $NAME }}` filled from values, then from the environment."""
+
+    def fill(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: fill(value) for key, value in item.items()}
+        if isinstance(item, list):
+            return [fill(value) for value in item]
+        return TEMPLATE.sub(value_of, item) if isinstance(item, str) else item
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values and name not in os.environ:
+            raise ConfigError(f"{FILE.name} needs {name} in the environment")
+        return values.get(name) or os.environ[name]
+
+    filled: Json = fill(yaml.safe_load(FILE.read_text()))
+    return filled
+
+
+def deployment(entry: Json, pools: Json, site: Site) -> Json:
+    """Return what the server shall hold for an entry of the file."""
+    pool = dict(entry["work_pool"])
+    if pool["name"] == "gpu" and site.gpu_pool != "gpu":
+        pool |= {"name": site.gpu_pool, "job_variables": {}}
+    pull = entry["pull"]
+    if pools[pool["name"]]["type"] == "process":
+        pull = [{STEP: {"directory": str(site.folder.absolute())}}]
+    limit = entry.get("concurrency_limit")
+    return {
+        "name": entry["name"],
+        "description": entry["description"],
+        "tags": entry["tags"],
+        "entrypoint": entry["entrypoint"],
+        "pull_steps": pull,
+        "work_pool_name": pool["name"],
+        "work_queue_name": pool["work_queue_name"],
+        "job_variables": pool.get("job_variables", {}),
+        "concurrency_limit": limit["limit"] if limit else None,
+        "concurrency_options": (
+            {"collision_strategy": limit["collision_strategy"]} if limit else None
+        ),
+        "parameters": default_parameters(entry, site),
+        "parameter_openapi_schema": form(entry["entrypoint"]),
+        "enforce_parameter_schema": True,
+    }
+
+
+def default_parameters(entry: Json, site: Site) -> Json:
+    """Return what a form opens with: the file's own values, else the default recipe."""
+    if "parameters" in entry:
+        given: Json = entry["parameters"]
+        return given
+    recipe: PipelineConfig = load_recipe(site.recipe)
+    if site.store:
+        recipe = recipe.model_copy(
+            update={"store": recipe.store.model_copy(update={"root": site.store})}
+        )
+    return deployed_parameters(recipe, Selection())
+
+
+def form(entrypoint: str) -> Json:
+    """Return the schema of a flow's parameters, which is the form in the UI and is enforced."""
+    from flows import deployed
+
+    flow = getattr(deployed, entrypoint.rpartition(":")[2])
+    schema: Json = flow.parameters.model_dump(mode="json")
+    return schema
+
+
+def gpu_devices() -> list[Path]:
+    """Return the NVIDIA devices of this machine; torch, which knows more, takes seconds."""
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _schedules(entry: Json) -> list[Json]:
+    return [
+        {
+            "slug": schedule["slug"],
+            "active": schedule["active"],
+            "schedule": {"cron": schedule["cron"], "timezone": schedule["timezone"]},
+        }
+        for schedule in entry.get("schedules", [])
+    ]
+
+
+def _job_template(kind: str) -> Json:
+    if kind == "docker":
+        from prefect_docker.worker import DockerWorker
+
+        template: Json = DockerWorker.get_default_base_job_template()
+        return template
+    from prefect.workers.process import ProcessWorker
+
+    return ProcessWorker.get_default_base_job_template()

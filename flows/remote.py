@@ -1,0 +1,123 @@
+"""Queueing runs on a Prefect server instead of running them here."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from flows.recipe import PipelineConfig
+from lmpipe.errors import ConfigError
+from tasks.plan import Step
+from tasks.selection import Selection
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+
+GPU_LIMIT = "gpu"  # the global concurrency limit that `lmpipe deploy` makes
+FlowName = Literal["pipeline", "curate", "tokenize", "pretrain", "align", "evaluate", "scale"]
+
+
+def deployed_parameters(recipe: PipelineConfig, selection: Selection) -> dict[str, Any]:
+    """Return a run's parameters as plain JSON values; stages on GPUs take leases there."""
+    runtime = recipe.runtime.model_copy(update={"gpu_limit": recipe.runtime.gpu_limit or GPU_LIMIT})
+    shipped = recipe.portable().model_copy(update={"runtime": runtime})
+    return {
+        "recipe": shipped.model_dump(mode="json"),
+        "selection": selection.model_dump(mode="json"),
+    }
+
+
+def submit(flow: str, recipe: PipelineConfig, selection: Selection, asked_by: str) -> "FlowRun":
+    """Queue a run of a flow's deployment from inside a flow run.
+
+    Args:
+        asked_by: id of the run that asks; its retry gets the same run and queues no second one.
+    """
+    from prefect.artifacts import create_link_artifact
+
+    parameters = deployed_parameters(recipe, selection)
+    run = _queue(f"{flow}/{flow}", parameters, f"{asked_by}-{flow}")
+    url = run_url(run)
+    print(f"queued {flow} as {run.name}: {url}")
+    create_link_artifact(link=url, link_text=run.name, key="queued-run", description=flow)
+    return run
+
+
+def submit_rerun(flow: str, recipe: PipelineConfig, selection: Selection, approve: bool) -> str:
+    """Queue what `lmpipe run` would do here, and return the URL of the run that plans it."""
+    require_server()
+    shipped = yaml.safe_dump(recipe.portable().model_dump(mode="json"), sort_keys=False)
+    parameters = {
+        "recipe": shipped,
+        "flow": flow,
+        "selection": selection.model_dump(mode="json"),
+        "approve": approve,
+    }
+    return run_url(_queue("rerun/rerun", parameters, None))
+
+
+def publish_plan(
+    flow: str, recipe: PipelineConfig, selection: Selection, steps: list[Step]
+) -> None:
+    """Show a plan in the UI: a sentence, and a table of its steps."""
+    from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+    counts = {status: sum(s.status == status for s in steps) for status in ("HIT", "RUN")}
+    chosen = {k: v for k, v in selection.model_dump().items() if v}
+    lines = [
+        f"## Plan: {flow} of {recipe.name}",
+        f"{counts['HIT']} of {len(steps)} stages are in `{recipe.store.root}`; "
+        f"{counts['RUN']} can start at once.",
+        *(f"- {name}: `{value}`" for name, value in chosen.items()),
+        "",
+        "| stage | status | why |",
+        "|---|---|---|",
+        *(f"| {s.name} | {s.status} | {_cell(s.reason)} |" for s in steps),
+    ]
+    create_markdown_artifact("\n".join(lines), key="plan", description="What the run will do")
+    rows = [
+        {"stage": s.name, "status": s.status, "took": s.seconds, "id": s.artifact, "why": s.reason}
+        for s in steps
+    ]
+    create_table_artifact(rows, key="plan-table", description="What the run will do")
+
+
+def run_url(run: "FlowRun") -> str:
+    """Return where the UI shows a run."""
+    from prefect.utilities.urls import url_for
+
+    return url_for("flow-run", obj_id=run.id) or str(run.id)
+
+
+def require_server() -> str:
+    """Return the API's URL; an ephemeral server would take orders that nobody ever carries out.
+
+    Raises:
+        ConfigError: no server is named.
+    """
+    from prefect.settings import get_current_settings
+
+    url = get_current_settings().api.url
+    if not url:
+        raise ConfigError(
+            "no Prefect server is named: set PREFECT_API_URL, such as http://127.0.0.1:4200/api, "
+            "where `lmpipe up` or docker/compose.yaml has started one"
+        )
+    return str(url)
+
+
+def _queue(deployment: str, parameters: dict[str, Any], key: str | None) -> "FlowRun":
+    from prefect.deployments import run_deployment
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        run: Any = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key)
+    except ObjectNotFound as error:
+        raise ConfigError(
+            f"no deployment {deployment!r}; register it by `lmpipe deploy`"
+        ) from error
+    queued: FlowRun = run
+    return queued
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,81 @@
+"""Stages that the stack tests build: slow ones, loud ones, and one with ranks."""
+
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.types import Checkpoint, Documents
+from lmpipe.runtime import Runtime
+from lmpipe.training.launch import run_ranks
+
+
+class SlowConfig(StageConfig):
+    """Shards that take their time."""
+
+    num_shards: int = Field(8, ge=1, description="Shards.")
+    seconds: float = Field(1.0, ge=0, description="Per shard.")
+
+
+def _write_slowly(shard: ShardOutput, key: str, *, seconds: float) -> None:
+    time.sleep(seconds)
+    shard.write_bytes(f"kept/{key}.txt", key.encode() * 1000)
+    shard.count("shards")
+
+
+@stage(version=1, kind="exact")
+def slow(out: Output[Documents], config: SlowConfig, *, runtime: Runtime) -> Documents:
+    """Write shards slowly."""
+    keys = [f"{i:05d}" for i in range(config.num_shards)]
+    out.run_shards(keys, partial(_write_slowly, seconds=config.seconds), runtime)
+    return out.commit()
+
+
+class LoudConfig(StageConfig):
+    """How many lines."""
+
+    lines: int = Field(ge=0, description="Lines on stdout, written by a child of the stage.")
+
+
+@stage(version=1, kind="exact")
+def loud(out: Output[Documents], config: LoudConfig, *, runtime: Runtime) -> Documents:
+    """Let a process that is not Python's logging write many lines."""
+    script = f"for number in range({config.lines}): print('line', number, 'of native output')"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    out.write_bytes("kept/done.txt", b"done")
+    return out.commit()
+
+
+class RanksConfig(StageConfig):
+    """What the ranks do."""
+
+    pid_folder: str = Field(description="Where each rank writes its pid.")
+    seconds: float = Field(600.0, ge=0, description="How long each rank sleeps.")
+
+
+@stage(version=1, kind="statistical")
+def ranked(out: Output[Checkpoint], config: RanksConfig, *, runtime: Runtime) -> Checkpoint:
+    """Run ranks that sleep."""
+    job = config.identity()
+    out.write_json("meta.json", run_ranks("tests.stack.stages:sleep_in_rank", job, out, runtime))
+    return out.commit()
+
+
+def sleep_in_rank(job: dict[str, Any], context: Any) -> dict[str, Any]:
+    """Note the pid and sleep, with a child of its own as a data loader would have."""
+    folder = Path(job["pid_folder"])
+    child = subprocess.Popen(["sleep", "600"]) if job["seconds"] > 1 else None
+    pids = f"{context.rank} " + (f"{child.pid}" if child else "")
+    partial_path = folder / f".{context.rank}"
+    import os
+
+    partial_path.write_text(f"{os.getpid()} {os.getppid()} {pids}")
+    partial_path.rename(folder / f"rank-{context.rank}")
+    time.sleep(job["seconds"])
+    return {"rank": context.rank}
