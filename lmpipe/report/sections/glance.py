@@ -158,7 +158,7 @@ def _stable(run: Run) -> Check | None:
     for checkpoint in run.checkpoints:
         values = read_curves(checkpoint).columns.get("loss", [])
         steps += len(values)
-        bad = sum(1 for v in values if v is None or not math.isfinite(v))
+        bad = sum(1 for v in values if v is not None and not math.isfinite(v))  # None: not logged
         if bad:
             spikes.append(f"{bad} in {checkpoint.stage}")
     if not steps:
