@@ -134,7 +134,7 @@ class ShardRecord(BaseModel):
 
     key: str
     files: list[FileRecord]
-    counts: dict[str, float] = Field(default_factory=dict)
+    counts: dict[str, int | float] = Field(default_factory=dict)
     info: dict[str, Any] = Field(default_factory=dict)
     inexact: list[dict[str, str]] = Field(default_factory=list)
 
@@ -150,7 +150,7 @@ class ShardOutput(_Writer):
     def __init__(self, store: Store, prefix: str, key: str) -> None:
         super().__init__(store, prefix)
         self.key = key
-        self.counts: dict[str, float] = {}
+        self.counts: dict[str, int | float] = {}
         self.info: dict[str, Any] = {}
         self._inexact: list[dict[str, str]] = []
 

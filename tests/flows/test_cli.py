@@ -1,0 +1,77 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Documents
+from lmpipe.errors import ConfigError, StoreError
+from lmpipe.runtime import Runtime
+from tests.artifacts.stages import CopyConfig, CountConfig, copy, count
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def documents(store: Store) -> Documents:
+    return build(count, CountConfig(), {}, store=store, runtime=Runtime())
+
+
+def command(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_ls_and_show_find_an_artifact_by_stage_or_start_of_its_id(store, documents):
+    assert documents.id in command("ls", "--store", store.root)
+    for name in ("count", documents.id[:8], f"count/{documents.id[:6]}"):
+        shown = json.loads(command("show", name, "--store", store.root))
+        assert shown["id"] == documents.id
+    with pytest.raises(StoreError, match="must name one artifact"):
+        command("show", "ffffffff", "--store", store.root)
+
+
+def test_diff_names_fields_and_metrics(store, documents):
+    other = build(count, CountConfig(lines=5), {}, store=store, runtime=Runtime())
+    text = command("diff", documents.id[:10], other.id[:10], "--store", store.root)
+    assert "config.lines: 3 → 5" in text and "metric.lines: 6 → 10" in text
+
+
+def test_verify_finds_a_flipped_bit_and_says_so_by_its_exit_code(store, documents):
+    assert "1 artifacts, 0 bad objects" in command("verify", "--store", store.root)
+    path = Path(store.full(documents.record("kept/00000.txt").path))
+    path.write_bytes(b"9" + path.read_bytes()[1:])
+    result = CliRunner().invoke(app, ["verify", "--store", store.root])
+    assert result.exit_code == 1 and "kept/00000.txt" in result.output
+
+
+def test_plan_needs_no_server_and_prints_why(store, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    text = command("plan", "demo", "--set", f"store.root={store.root}", "--until", "extract")
+    assert "never built" in text and "after the last stage asked for" in " ".join(text.split())
+
+
+def test_a_bad_key_stops_the_run_before_anything_is_written(store):
+    with pytest.raises(ConfigError, match="did you mean 'bands'"):
+        command("run", "demo", "--set", f"store.root={store.root}", "--set", "dedup.bnds=3")
+    with pytest.raises(ConfigError, match="did you mean 'dedup'"):
+        command("run", "demo", "--set", f"store.root={store.root}", "--only", "dedpu")
+    assert not Path(store.full("")).exists()
+
+
+def test_report_says_that_there_is_none_yet(store):
+    with pytest.raises(ConfigError, match="run it first"):
+        command("report", "demo", "--set", f"store.root={store.root}")
+
+
+def test_why_says_when_no_ledger_knows_a_document(store, documents):
+    build(copy, CopyConfig(), {"documents": documents}, store=store, runtime=Runtime())
+    with pytest.raises(StoreError, match="no ledger"):
+        command("why", "0" * 32, "--store", store.root)

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from flows.pipeline import pipeline
+from flows.recipe import PipelineConfig, check_recipe, load_recipe
+from flows.run import COMPOSITIONS, plan_run
+from lmpipe.errors import ConfigError
+from tasks.plan import step_names
+from tasks.selection import Selection
+
+
+def test_the_demo_plans_every_stage_in_an_empty_store(tmp_path: Path):
+    recipe = load_recipe("demo", [f"store.root={tmp_path}"])
+    steps = plan_run("pipeline", recipe, Selection())
+    assert {step.status for step in steps} == {"RUN", "PENDING"}
+    assert [step.name for step in steps][-1] == "report"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flow", sorted(COMPOSITIONS))
+def test_every_flow_runs_alone_from_its_recipe(flow: str, tmp_path: Path):
+    recipe = load_recipe("scale_demo", [f"store.root={tmp_path}"])
+    names = [step.name for step in plan_run(flow, recipe, Selection())]
+    assert names[0] == "source[crawl]" and len(names) == len(set(names))
+
+
+def test_shared_sources_are_one_step(tmp_path: Path):
+    recipe = load_recipe("demo", [f"store.root={tmp_path}"])
+    names = step_names(lambda: pipeline(recipe))
+    assert names.count("source[benchmarks]") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dedup.bnds=20", "dedup.bnds: unknown key; did you mean 'bands'"),
+        ("dedpu.bands=20", "dedpu: unknown key; did you mean 'dedup'"),
+        ("pretrain.model.num_layers=0", "pretrain.model.num_layers.*greater than or equal to 1"),
+        ("pretrain.batch_tokens=1000", "batch_tokens=1000 must be a multiple.*try 768 or 1024"),
+        ("runtime.zero_stage=7", "runtime.zero_stage.*less than or equal to 3, got '7'"),
+        ("runtime.exectuor=ray", "runtime.exectuor: unknown key; did you mean 'executor'"),
+        ("stage_runtime.extract.wrkers=3", "stage_runtime.extract.wrkers.*did you mean 'workers'"),
+        ("stage_runtime.extrct.workers=3", "stage_runtime.extrct.*did you mean 'extract'"),
+        ("select.languages=[en]", "select.languages"),
+        ("store.root=gs://x/y", "conditional writes"),
+        ("dedup.bands", "KEY=VALUE"),
+        ("name.first=x", "is a value and has no keys"),
+    ],
+)
+def test_a_bad_change_is_refused_with_key_range_and_spelling(change: str, message: str):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_recipe("demo", [change]).settings()
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        load_recipe("dmeo")
+
+
+def test_a_recipe_that_is_no_mapping_or_no_yaml_is_named(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("- 1")
+    (tmp_path / "b.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="must hold keys"):
+        load_recipe(str(tmp_path / "a.yaml"))
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_recipe(str(tmp_path / "b.yaml"))
+
+
+def test_a_recipe_extends_another_key_by_key(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: demo\nname: mine\ndedup: {bands: 20}\n")
+    mine, demo = load_recipe(str(path)), load_recipe("demo")
+    assert mine.dedup.bands == 20 and mine.dedup.rows == demo.dedup.rows
+    assert mine.sft == demo.sft and mine.name == "mine"
+
+
+def test_a_recipe_survives_the_trip_through_json():
+    recipe = load_recipe("demo")
+    assert PipelineConfig.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+def test_where_and_how_a_run_goes_bears_no_identity(tmp_path: Path):
+    def ids(*changes: str) -> list[str]:
+        recipe = load_recipe("demo", [f"store.root={tmp_path}", *changes])
+        return [step.artifact for step in plan_run("pipeline", recipe, Selection())]
+
+    moved = ids(f"store.root={tmp_path}/elsewhere", "runtime.workers=7", "runtime.ranks=1")
+    assert ids() == moved
+    assert ids("runtime.device=cpu", "runtime.log_level=debug") == moved
+
+
+def test_a_recipe_without_sources_is_refused():
+    with pytest.raises(ConfigError, match="sources: Field required"):
+        check_recipe({"name": "x"}, "x.yaml")
