@@ -24,7 +24,10 @@ class Runtime(BaseModel):
         "auto", description="Where tensors live; auto takes CUDA if torch sees a device."
     )
     ranks: int = Field(
-        0, ge=0, le=4096, description="Training processes; 0 means one per GPU, or one on a CPU."
+        0, ge=0, le=4096, description="Training processes; 0: one per GPU, else cpu_ranks."
+    )
+    cpu_ranks: int = Field(
+        1, ge=1, le=4096, description="Training processes where ranks is 0 and there is no GPU."
     )
     threads_per_rank: int = Field(
         0, ge=0, le=1024, description="CPU threads of each rank; 0 shares the cores evenly."

@@ -115,7 +115,7 @@ def num_gpus() -> int:
 
 
 def resolve_num_ranks(runtime: Runtime, device: str) -> int:
-    """Return the ranks to start on this host: those asked for, else one per GPU, one on CPU."""
+    """Return the ranks to start on this host: those asked for, else one per GPU, or cpu_ranks."""
     if runtime.hostfile:
         hosts = parse_hostfile(Path(runtime.hostfile).read_text())
         others = [host for host, _ in hosts if host not in ("localhost", socket.gethostname())]
@@ -131,7 +131,7 @@ def resolve_num_ranks(runtime: Runtime, device: str) -> int:
     available = num_gpus() if device == "cuda" else 0
     if device == "cuda" and runtime.ranks > available > 0:
         raise ConfigError(f"ranks={runtime.ranks} is more than the {available} GPUs of this host")
-    return runtime.ranks or max(1, available)
+    return runtime.ranks or available or runtime.cpu_ranks
 
 
 def parse_hostfile(text: str) -> list[tuple[str, int]]:

@@ -11,6 +11,8 @@ from tasks.plan import check_runnable, plan, step_names
 from tasks.selection import Selection
 from tests.artifacts.stages import CopyConfig, CountConfig, TrainConfig, copy, count, train
 
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
 count_task = as_task(count)
 copy_task = as_task(copy)
 train_task = as_task(train, retries=2, retry_delay_seconds=0)
