@@ -5,6 +5,7 @@ from prefect.runtime import flow_run
 
 from flows.recipe import PipelineConfig
 from flows.run import execute
+from lmpipe.runtime.watcher import children_end_with_this_process
 from tasks.bridge import Listener
 from tasks.plan import Step
 from tasks.selection import Selection
@@ -19,4 +20,5 @@ def run_locally(
     def local(recipe: PipelineConfig, selection: Selection) -> list[Step]:
         return execute(name, recipe, selection, listener, flow_run.get_id() or "")
 
+    children_end_with_this_process()  # Prefect's ephemeral server among them
     return local(recipe, selection)
