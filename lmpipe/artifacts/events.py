@@ -63,10 +63,6 @@ class Emitter:
         """Say something in words; level is debug, info, warning or error."""
         self._sink({"type": "log", "level": level, "message": message})
 
-    def process(self, pid: int, name: str) -> None:
-        """Name a process that works for the stage, for whoever ends it."""
-        self._sink({"type": "process", "pid": pid, "name": name})
-
     def emit(self, event: Event) -> None:
         """Pass an event on that another process made."""
         self._sink(event)

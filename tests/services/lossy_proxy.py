@@ -48,9 +48,7 @@ class LossyProxy:
                 for run in (self._requests, self._answers):
                     threading.Thread(target=run, args=[client, server, doomed], daemon=True).start()
 
-    def _requests(
-        self, client: socket.socket, server: socket.socket, doom: Event
-    ) -> None:
+    def _requests(self, client: socket.socket, server: socket.socket, doom: Event) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(_BLOCK):
                 if self._is_condemned(data):

@@ -37,9 +37,7 @@ class Job:
 
     @property
     def home(self) -> str:
-        config = RanksConfig(
-            folder=self.parameters["folder"], children=self.parameters["children"]
-        )
+        config = RanksConfig(folder=self.parameters["folder"], children=self.parameters["children"])
         return home("ranked", identify(ranked, config, {}))
 
     def task_runs(self) -> list[dict[str, Any]]:
