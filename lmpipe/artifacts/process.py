@@ -94,7 +94,11 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[events_write],
+            # Prefect's worker signals the flow's whole process group when a run is cancelled. In a
+            # session of its own the stage is ended by `wait` alone, in order and by name.
+            start_new_session=True,
         )
+        self._names = {self._process.pid: f"stage {name}"}
         os.close(events_write)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._threads = [
@@ -116,8 +120,7 @@ class _Child:
         try:
             code = self._process.wait()
         except BaseException:
-            names = {self._process.pid: f"stage {self._name}"}
-            ended = end_tree(self._process.pid, GRACE_SECONDS, names=names)
+            ended = end_tree(self._process.pid, GRACE_SECONDS, names=self._names)
             self._process.wait()
             self._line_sink(f"ended {', '.join(ended) or 'nothing: all had ended'}")
             raise
@@ -158,6 +161,8 @@ class _Child:
                     self._error = event
                 elif event["type"] == "attempt":
                     self._attempt = event
+                elif event["type"] == "process":
+                    self._names[event["pid"]] = event["name"]
                 else:
                     self._sink(event)
 

@@ -88,11 +88,14 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
                 for number in range(num_ranks):
                     env = rank_environment(number, num_ranks, port, device, runtime)
                     ranks.append(_start_rank(number, job_path, env, events))
+                    pid = ranks[-1].process.pid
+                    out.emit({"type": "process", "pid": pid, "name": f"rank {number}"})
                 return _watch(ranks, events, out)
         except _Terminated:
             ended = _end(ranks)
-            out.log(f"SIGTERM: ended {', '.join(ended) or 'nothing, all had ended'}", "warning")
-            print(f"SIGTERM: ended {', '.join(ended)}", file=sys.stderr, flush=True)
+            if ended:
+                out.log(f"SIGTERM: ended {', '.join(ended)}", "warning")
+                print(f"SIGTERM: ended {', '.join(ended)}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGTERM)  # now under the handler that was there before
             raise TrainingError("the job was ended by SIGTERM") from None
         finally:

@@ -1,5 +1,6 @@
 """Stages that the stack tests build: slow ones, loud ones, and one with ranks."""
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Documents
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
+from lmpipe.training.rank import RankContext
 
 
 class SlowConfig(StageConfig):
@@ -55,27 +57,27 @@ def loud(out: Output[Documents], config: LoudConfig, *, runtime: Runtime) -> Doc
 class RanksConfig(StageConfig):
     """What the ranks do."""
 
-    pid_folder: str = Field(description="Where each rank writes its pid.")
-    seconds: float = Field(600.0, ge=0, description="How long each rank sleeps.")
+    folder: str = Field(description="Where each rank notes its pids, and waits for `go`.")
+    children: bool = Field(False, description="Whether each rank starts a child of its own.")
 
 
 @stage(version=1, kind="statistical")
 def ranked(out: Output[Checkpoint], config: RanksConfig, *, runtime: Runtime) -> Checkpoint:
-    """Run ranks that sleep."""
+    """Run ranks that wait for a file."""
     job = config.identity()
-    out.write_json("meta.json", run_ranks("tests.stack.stages:sleep_in_rank", job, out, runtime))
+    out.write_json("meta.json", run_ranks("tests.stack.stages:wait_in_rank", job, out, runtime))
     return out.commit()
 
 
-def sleep_in_rank(job: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Note the pid and sleep, with a child of its own as a data loader would have."""
-    folder = Path(job["pid_folder"])
-    child = subprocess.Popen(["sleep", "600"]) if job["seconds"] > 1 else None
-    pids = f"{context.rank} " + (f"{child.pid}" if child else "")
-    partial_path = folder / f".{context.rank}"
-    import os
-
-    partial_path.write_text(f"{os.getpid()} {os.getppid()} {pids}")
-    partial_path.rename(folder / f"rank-{context.rank}")
-    time.sleep(job["seconds"])
+def wait_in_rank(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
+    """Note pids (stage's process, rank, its child) and wait for `go`, as a rank in a step would."""
+    folder = Path(job["folder"])
+    pids = [os.getppid(), os.getpid()]
+    if job["children"] and not (folder / "go").exists():
+        pids.append(subprocess.Popen(["sleep", "600"]).pid)
+    partial = folder / f".{context.rank}"
+    partial.write_text(" ".join(map(str, pids)))
+    partial.rename(folder / f"rank-{context.rank}")
+    while not (folder / "go").exists():
+        time.sleep(0.1)
     return {"rank": context.rank}

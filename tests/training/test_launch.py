@@ -51,7 +51,9 @@ def test_rank_0_s_events_and_result_reach_the_stage_and_all_output_bears_its_ran
     job = {"folder": str(tmp_path), "word": "ja"}
     result = run_ranks(f"{ENTRIES}:report", job, out, Runtime(ranks=2, device="cpu"))
     assert result == {"rank": 0, "world_size": 2, "echo": "ja"}
-    assert out.events == [
+    named, told = out.events[:2], out.events[2:]
+    assert [event["name"] for event in named] == ["rank 0", "rank 1"]
+    assert told == [
         {"type": "progress", "done": 2, "total": 2, "unit": "steps", "label": ""},
         {"type": "series", "step": 1, "values": {"loss": 0.5}},
         {"type": "log", "level": "info", "message": "logged"},

@@ -1,0 +1,34 @@
+"""Flows that run one stage through the bridge, as a deployment's flow does."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.run import Silent
+from lmpipe.artifacts.store import Store
+from lmpipe.runtime import Runtime
+from tasks.bridge import PrefectConductor, as_task
+from tasks.conductor import Settings, conducted_by
+from tasks.selection import Selection
+from tests.stack.stages import LoudConfig, RanksConfig, loud, ranked
+
+ranked_task = as_task(ranked, retries=2, retry_delay_seconds=0)
+loud_task = as_task(loud)
+
+
+def _conductor(store: str, stage: str) -> PrefectConductor:
+    settings = Settings(Store(store), Runtime(ranks=2, device="cpu", threads_per_rank=1))
+    return PrefectConductor(settings, Selection(), {stage}, Silent(), str(flow_run.get_id()))
+
+
+@flow(name="run_ranked")
+def run_ranked(store: str, folder: str, children: bool = False) -> None:
+    """Run the stage with ranks."""
+    with conducted_by(_conductor(store, "ranked")):
+        ranked_task(RanksConfig(folder=folder, children=children))
+
+
+@flow(name="run_loud")
+def run_loud(store: str, lines: int) -> None:
+    """Run the stage that prints."""
+    with conducted_by(_conductor(store, "loud")):
+        loud_task(LoudConfig(lines=lines))
