@@ -20,9 +20,12 @@ STAGE_FORMS = [entry for entry in FILE["deployments"] if entry["name"] != "rerun
 
 
 def models_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, definition in schema["definitions"].items():
+    """Yield every field; a section that says nothing of itself is described by its model."""
+    definitions = schema["definitions"]
+    for name, definition in definitions.items():
         for field, spec in definition.get("properties", {}).items():
-            yield f"{name}.{field}", spec
+            model = definitions.get(spec.get("$ref", "").rpartition("/")[2], {})
+            yield f"{name}.{field}", model | spec
 
 
 @ENTRIES
@@ -58,7 +61,7 @@ def test_enums_and_bounds_reach_the_form() -> None:
     definitions = form("flows/deployed.py:pipeline")["definitions"]
     assert definitions["Runtime"]["properties"]["executor"]["enum"] == ["local", "ray", "slurm"]
     assert definitions["Runtime"]["properties"]["ranks"]["maximum"] == 4096
-    assert definitions["DedupConfig"]["properties"]["bands"]["minimum"] == 1
+    assert definitions["DedupConfig"]["properties"]["rows"]["minimum"] == 1
     assert definitions["PipelineConfig"]["additionalProperties"] is False
     flows = form("flows/deployed.py:rerun")["properties"]["flow"]["enum"]
     assert set(flows) == {entry["name"] for entry in STAGE_FORMS}
@@ -66,7 +69,7 @@ def test_enums_and_bounds_reach_the_form() -> None:
 
 def test_a_value_out_of_bounds_is_refused_before_anything_starts() -> None:
     parameters = default_parameters(STAGE_FORMS[0], Site())
-    parameters["recipe"]["dedup"]["bands"] = 0
+    parameters["recipe"]["dedup"]["rows"] = 0
     with pytest.raises(jsonschema.ValidationError, match="less than the minimum"):
         jsonschema.validate(parameters, form("flows/deployed.py:pipeline"))
 

@@ -145,7 +145,7 @@ def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
 def test_a_bad_value_in_the_form_is_refused_by_the_server(
     deployed: PrefectServer, tmp_path: Path
 ) -> None:
-    recipe = tiny_recipe(tmp_path) | {"dedup": {"bands": 0}}
+    recipe = tiny_recipe(tmp_path) | {"dedup": {"rows": 0}}
     with pytest.raises(Exception, match=r"409|422"):
         deployed.submit(deployment_id(deployed, "curate"), recipe=recipe)
 

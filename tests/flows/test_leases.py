@@ -1,0 +1,60 @@
+"""Stages on GPUs share a limit, if the run names one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+from flows.run import Silent
+from lmpipe.artifacts.store import Store
+from lmpipe.runtime import Runtime
+from tasks.bridge import PrefectConductor, as_task
+from tasks.conductor import Settings, conducted_by
+from tasks.selection import Selection
+from tests.artifacts.stages import CountConfig, count
+
+on_gpu = as_task(count, tags=("gpu",))
+on_cpu = as_task(count, tags=("cpu",))
+
+
+def run(task: Any, store: Path, limit: str) -> list[str]:
+    settings = Settings(Store(str(store)), Runtime(gpu_limit=limit, ranks=2))
+    conductor = PrefectConductor(settings, Selection(), {"count"}, Silent(), "run")
+
+    @flow(name="leased")
+    def composed() -> None:
+        with conducted_by(conductor):
+            task(CountConfig(lines=3))
+
+    composed()
+    return [step.status for step in conductor.steps]
+
+
+def test_a_stage_on_a_gpu_holds_a_slot_a_rank_and_gives_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with get_client(sync_client=True) as client:
+        body = {"name": "two-gpus", "limit": 2}
+        client.request("POST", "/v2/concurrency_limits/", json=body)
+        seen: list[int] = []
+
+        def slots(*_: object) -> None:
+            limit = client.request("GET", "/v2/concurrency_limits/two-gpus").json()
+            seen.append(limit["active_slots"])
+
+        monkeypatch.setattr(Silent, "event", slots)
+        monkeypatch.setattr(Silent, "finished", slots)
+        assert run(on_gpu, tmp_path, "two-gpus") == ["RUN"]
+        assert max(seen) == 2
+        assert seen[-1] == 0
+
+
+def test_a_limit_that_does_not_exist_stops_a_stage_on_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="no-such-limit"):
+        run(on_gpu, tmp_path, "no-such-limit")
+
+
+def test_a_stage_without_the_tag_asks_for_no_slot(tmp_path: Path) -> None:
+    assert run(on_cpu, tmp_path, "no-such-limit") == ["RUN"]
