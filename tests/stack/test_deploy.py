@@ -131,10 +131,13 @@ def test_a_changed_option_is_written_and_what_the_ui_switched_stays(
 def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
     deployed: PrefectServer,
 ) -> None:
-    scale, evaluate = deployment_id(deployed, "scale"), deployment_id(deployed, "evaluate")
+    scale = deployed.request("GET", "/deployments/name/scale/scale")
+    kept = ("flow_id", "entrypoint", "work_pool_name", "work_queue_name")
+    points = {key: scale[key] for key in kept} | {"name": "points"}  # no form: checked 300 times
+    sweep_point = deployed.request("POST", "/deployments/", points)["id"]
     for _ in range(300):
-        deployed.submit(scale)
-    urgent = deployed.submit(evaluate)
+        deployed.submit(sweep_point)
+    urgent = deployed.submit(deployment_id(deployed, "evaluate"))
     due = deployed.request("POST", "/work_pools/gpu/get_scheduled_flow_runs", {"limit": 4})
     assert due[0]["flow_run"]["id"] == urgent
     sweep = {"work_queue_names": ["sweep"], "limit": 200}
