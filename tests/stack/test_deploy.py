@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -135,8 +136,11 @@ def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
     kept = ("flow_id", "entrypoint", "work_pool_name", "work_queue_name")
     points = {key: scale[key] for key in kept} | {"name": "points"}  # no form: checked 300 times
     sweep_point = deployed.request("POST", "/deployments/", points)["id"]
-    for _ in range(300):
-        deployed.submit(sweep_point)
+    user, password = deployed.auth_string.split(":")
+    with httpx.Client(base_url=deployed.api_url, auth=(user, password), timeout=60) as client:
+        for _ in range(300):
+            path = f"/deployments/{sweep_point}/create_flow_run"
+            client.post(path, json={"state": {"type": "SCHEDULED"}}).raise_for_status()
     urgent = deployed.submit(deployment_id(deployed, "evaluate"))
     due = deployed.request("POST", "/work_pools/gpu/get_scheduled_flow_runs", {"limit": 4})
     assert due[0]["flow_run"]["id"] == urgent
