@@ -6,7 +6,6 @@ Smaller than `make demo` where size does not matter: half of the crawl, few trai
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -90,7 +89,7 @@ class Demo:
             print(f"{what}: killed after {time.monotonic() - started:.0f} s, {len(family)} below")
             assert any("lmpipe.artifacts.child" in " ".join(p.cmdline()) for p in family)
         finally:
-            os.kill(run.pid, signal.SIGKILL)
+            run.kill()
             run.wait()
         _, alive = psutil.wait_procs(family, timeout=20)
         orphans = [process.cmdline() for process in alive if process.is_running()]
