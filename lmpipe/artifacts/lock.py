@@ -123,10 +123,11 @@ class BuildLock:
         if holder.get("token") == self._token:
             self._etag = etag  # our own write: its answer got lost and the store's client retried
             return True
-        if watch.etag is None and data != RELEASED:
-            self._on_wait(_describe(holder))
+        is_first_look = watch.etag is None
         if watch.sees_silence(etag) or data == RELEASED or _is_dead(holder):
             self._etag = self._store.replace(self._path, self._payload(), etag)
+        elif is_first_look:
+            self._on_wait(_describe(holder))
         return self._etag is not None
 
     def _beat_until_stopped(self) -> None:

@@ -7,8 +7,10 @@ start, about 0.4 s.
 """
 
 import collections
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -125,6 +127,8 @@ class _Child:
             self._line_sink(f"ended {', '.join(ended) or 'nothing: all had ended'}")
             raise
         finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what a killed stage left behind
             for thread in self._threads:
                 thread.join(timeout=5.0)  # a daemonised grandchild may keep the pipe open
             self._keep_log()
