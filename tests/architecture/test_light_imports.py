@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.architecture.modules import REPOSITORY, config_modules, modules, stages
 
 HEAVY = [
@@ -69,9 +67,6 @@ def test_a_stage_carries_the_name_of_its_module() -> None:
     }
 
 
-@pytest.mark.skipif(
-    not Path(REPOSITORY, "flows", "cli.py").exists(), reason="flows/cli.py is not written yet"
-)
 def test_plan_answers_within_three_seconds(tmp_path: Path) -> None:
     command = [
         sys.executable,
