@@ -129,6 +129,12 @@ def test_a_changed_option_is_written_and_what_the_ui_switched_stays(
     assert after["active"] is True
     deployed.request("PATCH", path, {"active": False})
 
+    moved = lmpipe(deployed, tmp_path, "deploy", *options[:2], "--gpu-pool", "gpu-process")
+    assert "deployment scale/scale: pull_steps, work_pool_name, job_variables" in moved
+    scale = deployed.request("GET", "/deployments/name/scale/scale")
+    assert (scale["work_pool_name"], scale["work_queue_name"]) == ("gpu-process", "sweep")
+    lmpipe(deployed, tmp_path, "deploy", *options[:2])
+
 
 def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
     deployed: PrefectServer,
