@@ -66,6 +66,8 @@ class PrefectApi:
             limit = (found["global_concurrency_limit"] or {}).get("limit")
             different = _different(wanted, found | {"concurrency_limit": limit})
             if different:
+                if "work_pool_name" in different:  # without it the server takes the pool's default
+                    different["work_queue_name"] = wanted["work_queue_name"]
                 self._write("PATCH", f"/deployments/{found['id']}", different)
                 self.changes.append(f"deployment {name}: {', '.join(different)}")
         for schedule in schedules:

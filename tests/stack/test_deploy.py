@@ -1,5 +1,6 @@
 """Deployments applied to a real server, and runs queued there and taken by `lmpipe worker`."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,12 +122,18 @@ def test_a_changed_option_is_written_and_what_the_ui_switched_stays(
     deployed.request("PATCH", path, {"active": True})
     options = ["--folder", str(REPOSITORY), "--gpus", "7", "--image", "other:gpu"]
     printed = lmpipe(deployed, tmp_path, "deploy", *options)
-    assert "limit gpu: 1 to 7" in printed
+    assert re.search(r"limit gpu: \d+ to 7", printed)
     assert "deployment pretrain/pretrain: job_variables" in printed
     assert "curate" not in printed
     (after,) = deployed.request("GET", "/deployments/name/curate/curate")["schedules"]
     assert after["active"] is True
     deployed.request("PATCH", path, {"active": False})
+
+    moved = lmpipe(deployed, tmp_path, "deploy", *options[:2], "--gpu-pool", "gpu-process")
+    assert "deployment scale/scale: pull_steps, work_pool_name, job_variables" in moved
+    scale = deployed.request("GET", "/deployments/name/scale/scale")
+    assert (scale["work_pool_name"], scale["work_queue_name"]) == ("gpu-process", "sweep")
+    lmpipe(deployed, tmp_path, "deploy", *options[:2])
 
 
 def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
