@@ -90,6 +90,8 @@ def build(
             return found
         publisher = _Publisher(stage, config, inputs, store, runtime, lock, current, reason)
         out: Output[A] = Output(store, folder, stage.kind, sink, publisher)
+        if force and current is not None:
+            out.supersede(current[0].attempt)
         sink({"type": "attempt", "stage": stage.name, "id": artifact, "attempt": out.attempt})
         result = stage.function(out, config, *inputs.values(), runtime=runtime)
         if not publisher.done:

@@ -197,6 +197,7 @@ class Output(_Writer, Emitter, Generic[A]):
         self.inexact_records: list[dict[str, str]] = []
         self.pins: list[tuple[str, str]] = []
         self.devices: list[str] = []
+        self._superseded = ""
         self._publish = publish
 
     @property
@@ -215,6 +216,16 @@ class Output(_Writer, Emitter, Generic[A]):
     def pin(self, name: str, sha256: str) -> None:
         """Let bytes outside the store count for the content digest."""
         self.pins.append((name, sha256))
+
+    def supersede(self, attempt: str) -> None:
+        """Make everything anew that the published `attempt` holds, as a forced build does.
+
+        Shards are then adopted only from attempts that were to replace the same one and were
+        killed: they carry this mark too.
+        """
+        self._superseded = attempt
+        with self._store.open(f"{self._prefix}/over/{attempt}", "wb"):
+            pass
 
     def use_devices(self, names: list[str]) -> None:
         """Record the devices that did the work (`cuda:0 …`), for GPU-hours."""
@@ -271,6 +282,10 @@ class Output(_Writer, Emitter, Generic[A]):
             return {}
         wanted = set(keys)
         sizes = self._store.sizes(f"{self.home}/attempts")
+        if self._superseded:
+            mark = f"/over/{self._superseded}"
+            forced = tuple(path.removesuffix(mark) + "/" for path in sizes if path.endswith(mark))
+            sizes = {path: size for path, size in sizes.items() if path.startswith(forced)}
         finished: dict[str, ShardRecord] = {}
         for path in sizes:
             folder, _, name = path.rpartition("/")

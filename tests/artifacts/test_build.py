@@ -79,6 +79,26 @@ def test_force_adds_an_attempt_and_the_same_bytes_leave_consumers_valid(store: S
     assert identify(copy, CopyConfig(), {"documents": second}) == consumer
 
 
+def test_force_makes_published_shards_anew_and_adopts_those_of_a_killed_forced_attempt(
+    store: Store, monkeypatch
+):
+    config = CountConfig(num_shards=3, die_at="00001")
+    monkeypatch.setenv("SURVIVE", "1")
+    first = make(store, config)
+    events = []
+    second = make(store, config, force=True, sink=events.append)
+    assert not any("adopted" in event.get("message", "") for event in events)
+    paths = [{file.path for file in made.manifest.outputs} for made in (first, second)]
+    assert not paths[0] & paths[1]
+    monkeypatch.delenv("SURVIVE")
+    with pytest.raises(StageFailed):
+        run_in_child(store, count, config, {}, force=True)
+    monkeypatch.setenv("SURVIVE", "1")
+    third = make(store, config, force=True, sink=events.append)
+    assert any("adopted 1 of 3" in event.get("message", "") for event in events)
+    assert third.digest == first.digest and third.missing() == []
+
+
 def test_a_forced_statistical_stage_makes_its_consumers_stale(store: Store):
     documents = make(store)
     options = {"store": store, "runtime": Runtime()}
@@ -101,13 +121,14 @@ def test_finished_shards_are_adopted_after_a_kill(store: Store, monkeypatch):
     assert whole.digest == make(Store(store.root + "-undisturbed"), config).digest
 
 
-def run_in_child(store, stage, config, inputs, lines=None, events=None):
+def run_in_child(store, stage, config, inputs, lines=None, events=None, force=False):
     return build_in_child(
         stage,
         config,
         inputs,
         store=store,
         runtime=Runtime(),
+        force=force,
         sink=(events if events is not None else []).append,
         line_sink=(lines if lines is not None else []).append,
     )
