@@ -7,7 +7,7 @@ from flows.recipe import PipelineConfig
 from lmpipe.artifacts.source import SourceSpec, pin
 from lmpipe.artifacts.types import Artifact, Documents, Source
 from tasks.curation import decontaminate, dedup, extract, quality_classifier, select, signals
-from tasks.sources import source
+from tasks.sources import import_documents, source
 
 
 class Curated(NamedTuple):
@@ -19,7 +19,7 @@ class Curated(NamedTuple):
 
 def curate(recipe: PipelineConfig) -> Curated:
     """Turn a recipe's crawl into clean documents."""
-    crawl = bring_in(recipe, "crawl", recipe.sources.crawl)
+    origin, documents = _raw_documents(recipe)
     language_model = bring_in(recipe, "language_model", recipe.sources.language_model)
     examples = bring_in(recipe, "quality_examples", recipe.sources.quality_examples)
     perplexity_model = (
@@ -29,12 +29,21 @@ def curate(recipe: PipelineConfig) -> Curated:
     )
     quality = quality_classifier(recipe.quality_classifier, examples)
 
-    extracted = extract(recipe.extract, crawl)
-    measured = signals(recipe.signals, extracted, language_model, quality, perplexity_model)
+    measured = signals(recipe.signals, documents, language_model, quality, perplexity_model)
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected)
     clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
-    return Curated(clean, [crawl, extracted, measured, selected, unique, clean])
+    return Curated(clean, [origin, documents, measured, selected, unique, clean])
+
+
+def _raw_documents(recipe: PipelineConfig) -> tuple[Source, Documents]:
+    """Return where the documents come from, and the documents: extracted or imported."""
+    if recipe.sources.crawl is not None:
+        crawl = bring_in(recipe, "crawl", recipe.sources.crawl)
+        return crawl, extract(recipe.extract, crawl)
+    assert recipe.sources.documents is not None, "the recipe was checked"
+    files = bring_in(recipe, "documents", recipe.sources.documents)
+    return files, import_documents(recipe.import_documents, files)
 
 
 def benchmarks(recipe: PipelineConfig) -> Source:

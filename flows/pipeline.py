@@ -3,10 +3,10 @@
 from flows.align import align
 from flows.curate import curate
 from flows.evaluate import evaluate
-from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
 from flows.tokenize import tokenize
 from lmpipe.artifacts.types import Report
+from tasks import training
 from tasks.evaluation import report
 
 
@@ -14,7 +14,7 @@ def pipeline(recipe: PipelineConfig) -> Report:
     """Run a recipe from WARC files to the report."""
     curated = curate(recipe)
     tokens = tokenize(recipe, curated)
-    base = pretrain(recipe, tokens)
+    base = training.pretrain(recipe.pretrain, tokens.shards, tokens.tokenizer)
     aligned = align(recipe, base)
     scores = evaluate(recipe, [base, *aligned])
     artifacts = [*curated.stages, tokens.tokenizer, tokens.shards, base, *aligned, *scores]

@@ -9,10 +9,10 @@ import difflib
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
@@ -22,6 +22,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.dedup import DedupConfig
 from lmpipe.curation.extract import ExtractConfig
+from lmpipe.curation.import_documents import ImportDocumentsConfig
 from lmpipe.curation.quality_classifier import QualityClassifierConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
@@ -52,11 +53,21 @@ class StoreSpec(_Section):
 class Sources(_Section):
     """What comes from outside, each pinned by hash."""
 
-    crawl: SourceSpec = Field(description="WARC files.")
+    crawl: SourceSpec | None = Field(None, description="WARC files.")
+    documents: SourceSpec | None = Field(
+        None, description="Parquet, JSONL or text files, in place of a crawl."
+    )
     language_model: SourceSpec = Field(description="fastText language-id model (lid.176).")
     quality_examples: SourceSpec = Field(description="JSONL of text and label: good or bad pages.")
     perplexity_model: SourceSpec | None = Field(None, description="KenLM model, binary.")
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> Self:
+        given = [name for name in ("crawl", "documents") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give either crawl or documents, got {' and '.join(given) or 'none'}")
+        return self
 
 
 class PipelineConfig(_Section):
@@ -70,6 +81,9 @@ class PipelineConfig(_Section):
         default_factory=dict, description="Runtime fields that differ for single stages."
     )
     sources: Sources = Field(description="What comes from outside.")
+    import_documents: ImportDocumentsConfig = Field(
+        ImportDocumentsConfig(), description="Parquet, JSONL or text to documents."
+    )
     extract: ExtractConfig = Field(ExtractConfig(), description="WARC to documents.")
     quality_classifier: QualityClassifierConfig = Field(
         QualityClassifierConfig(), description="The fastText quality classifier."

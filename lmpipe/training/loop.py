@@ -14,7 +14,6 @@ import torch
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.model import cost
 from lmpipe.model.config import ModelConfig
-from lmpipe.model.decoder import Decoder
 from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Sequences, cut
 from lmpipe.training.engine import TrainingEngine
 from lmpipe.training.optimizer import LearningRateScale
@@ -82,7 +81,7 @@ def train(
         scale: per-parameter learning-rate factors, for muP.
     """
     runtime = context.runtime
-    model = Decoder(config.model, runtime.attention).initialise(config.seed)
+    model = config.build_model(runtime.attention)
     engine = TrainingEngine(
         model,
         config.optimizer_settings(),

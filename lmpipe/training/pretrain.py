@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.schedule import Schedule, ScheduleName
+
+if TYPE_CHECKING:
+    from lmpipe.model.decoder import Attention, Decoder
 
 
 class PretrainConfig(StageConfig):
@@ -104,6 +107,12 @@ class PretrainConfig(StageConfig):
     def total_steps(self) -> int:
         """Whole steps that total_tokens pay for."""
         return self.total_tokens // self.batch_tokens
+
+    def build_model(self, attention: "Attention") -> "Decoder":
+        """Return the model with its initial weights; called in the ranks, where torch is loaded."""
+        from lmpipe.model.decoder import Decoder
+
+        return Decoder(self.model, attention).initialise(self.seed)
 
     def optimizer_settings(self) -> OptimizerSettings:
         """Return what the engine needs to know of AdamW."""

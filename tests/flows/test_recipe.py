@@ -5,6 +5,7 @@ import pytest
 from flows.pipeline import pipeline
 from flows.recipe import PipelineConfig, check_recipe, load_recipe
 from flows.run import COMPOSITIONS, plan_run
+from lmpipe.artifacts.source import SourceSpec
 from lmpipe.errors import ConfigError
 from tasks.plan import step_names
 from tasks.selection import Selection
@@ -23,6 +24,25 @@ def test_every_flow_runs_alone_from_its_recipe(flow: str, tmp_path: Path):
     recipe = load_recipe("scale_demo", [f"store.root={tmp_path}"])
     names = [step.name for step in plan_run(flow, recipe, Selection())]
     assert names[0] == "source[crawl]" and len(names) == len(set(names))
+
+
+def test_a_recipe_may_begin_with_documents_in_place_of_a_crawl(tmp_path: Path):
+    (tmp_path / "pages.jsonl").write_text('{"text": "one page"}')
+    path = tmp_path / "mine.yaml"
+    text = "extends: demo\nname: mine\nsources: {{crawl: {crawl}, documents: {documents}}}\n"
+    path.write_text(text.format(crawl="null", documents="{paths: [pages.jsonl]}"))
+    recipe = load_recipe(str(path), [f"store.root={tmp_path}/store"])
+    recipe = recipe.model_copy(update={"base": load_recipe("demo").base})
+    spec = SourceSpec(paths=(str(tmp_path / "pages.jsonl"),))
+    recipe = recipe.model_copy(
+        update={"sources": recipe.sources.model_copy(update={"documents": spec})}
+    )
+    names = step_names(lambda: pipeline(recipe))
+    assert names[0] == "source[documents]" and "import_documents" in names
+    assert "extract" not in names
+    path.write_text(text.format(crawl="null", documents="null"))
+    with pytest.raises(ConfigError, match="either crawl or documents, got none"):
+        load_recipe(str(path))
 
 
 def test_shared_sources_are_one_step(tmp_path: Path):
