@@ -254,7 +254,8 @@ def bootstrap(
 
     Each resample starts from the full fit: from there one descent costs 20 ms against 0.5 s from
     the grid. A resample that lost all but one compute budget has no line through it and is drawn
-    again. The interval of the prediction is for a run and not for the law: each refit's value is
+    again; a refit that ran off to infinity (a term that a few runs do not determine) is left out.
+    The interval of the prediction is for a run and not for the law: each refit's value is
     moved by a residual of the full fit, drawn at random.
 
     Args:
@@ -269,10 +270,15 @@ def bootstrap(
         refit = (
             fit_loss_law(sample, start=law) if isinstance(law, LossLaw) else fit_compute_law(sample)
         )
-        for name, value in refit.constants().items():
-            draws.setdefault(name, []).append(value)
         noise = float(np.exp(generator.choice(residual)))
-        draws.setdefault("prediction", []).append(float(refit.predict(size, budget)[0]) * noise)
+        constants = {
+            **refit.constants(),
+            "prediction": float(refit.predict(size, budget)[0]) * noise,
+        }
+        if not all(np.isfinite(value) for value in constants.values()):
+            continue
+        for name, value in constants.items():
+            draws.setdefault(name, []).append(value)
     draws.pop("objective", None)
     tail = (1 - level) / 2
     return {
