@@ -136,7 +136,7 @@ class BuildLock:
             assert self._etag is not None
             try:
                 etag = self._store.replace(self._path, self._payload(), self._etag)
-            except Exception:  # an edge of the process: a beat that failed is no loss; check() decides
+            except Exception:  # a failed beat is no loss yet: check() asks before publishing
                 continue
             if etag is None and not self._still_ours():
                 self._lost = True
