@@ -125,7 +125,7 @@ def _stop_and_save(
 
     device = join_ranks("cuda")
     context = RankContext(0, 1, "cuda", runtime, discard)
-    model = loop.Decoder(config.model, runtime.attention).initialise(config.seed)
+    model = config.build_model(runtime.attention)
     engine = loop.TrainingEngine(
         model, config.optimizer_settings(), config.lr_schedule(), runtime, device=device
     )
