@@ -18,6 +18,10 @@ from lmpipe.runtime.processes import describe_exit, end_trees
 WORKER_SETTINGS = {
     "PREFECT_WORKER_QUERY_SECONDS": "5",  # how long a queued run waits for nothing
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
+    # A server whose database is away answers 500, which clients take for final: a run that ends in
+    # those seconds could not say so. Seven tries, pauses doubling from 2 s, are four minutes.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+    "PREFECT_CLIENT_MAX_RETRIES": "7",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 SERVER_START_SECONDS = 180.0  # a fresh home migrates its database for 55 s

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from flows.stack import WORKER_SETTINGS
 from tests.services.postgres import Postgres
 from tests.services.processes import ServiceProcess, free_port
 from tests.services.redis import Redis
@@ -182,7 +183,10 @@ def redis_settings(url: str, *, docket_url: str) -> dict[str, str]:
 
 
 class ProcessWorker:
-    """A worker of one pool: `process`, or any other type whose package is installed."""
+    """A worker of one pool, with the settings of `lmpipe worker`.
+
+    Of the type `process`, or any other type whose package is installed.
+    """
 
     def __init__(
         self,
@@ -197,7 +201,10 @@ class ProcessWorker:
         self._server = server
         self._pool = pool
         settings = (
-            server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"} | dict(environment or {})
+            server.environment
+            | WORKER_SETTINGS
+            | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+            | dict(environment or {})
         )
         options = ["--pool", pool, "--type", worker_type, "--name", self.name]
         self.process = ServiceProcess(

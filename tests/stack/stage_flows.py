@@ -9,10 +9,11 @@ from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
 from tasks.conductor import Settings, conducted_by
 from tasks.selection import Selection
-from tests.stack.stages import LoudConfig, RanksConfig, loud, ranked
+from tests.stack.stages import LoudConfig, RanksConfig, SlowConfig, loud, ranked, slow
 
 ranked_task = as_task(ranked, retries=2, retry_delay_seconds=0)
 loud_task = as_task(loud)
+slow_task = as_task(slow, retries=2, retry_delay_seconds=5)
 
 
 def _conductor(store: str, stage: str) -> PrefectConductor:
@@ -32,3 +33,10 @@ def run_loud(store: str, lines: int) -> None:
     """Run the stage that prints."""
     with conducted_by(_conductor(store, "loud")):
         loud_task(LoudConfig(lines=lines))
+
+
+@flow(name="run_slow")
+def run_slow(store: str, num_shards: int, seconds: float) -> None:
+    """Run the stage of many shards."""
+    with conducted_by(_conductor(store, "slow")):
+        slow_task(SlowConfig(num_shards=num_shards, seconds=seconds))
