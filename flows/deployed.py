@@ -8,8 +8,9 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 
 from flows.recipe import PipelineConfig, parse_recipe
-from flows.remote import FlowName, publish_plan, submit
-from flows.run import execute, plan_run
+from flows.remote import FlowName, publish_plan, publish_steps, submit
+from flows.run import Silent, execute, plan_run
+from tasks.plan import Step
 from tasks.selection import Selection
 
 EVERYTHING = Selection()
@@ -23,7 +24,7 @@ def pipeline(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("pipeline", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("pipeline", recipe, selection)
 
 
 @flow(name="curate", flow_run_name="{recipe.name}", log_prints=True)
@@ -34,7 +35,7 @@ def curate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("curate", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("curate", recipe, selection)
 
 
 @flow(name="tokenize", flow_run_name="{recipe.name}", log_prints=True)
@@ -45,7 +46,7 @@ def tokenize(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("tokenize", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("tokenize", recipe, selection)
 
 
 @flow(name="pretrain", flow_run_name="{recipe.name}", log_prints=True)
@@ -56,7 +57,7 @@ def pretrain(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("pretrain", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("pretrain", recipe, selection)
 
 
 @flow(name="align", flow_run_name="{recipe.name}", log_prints=True)
@@ -67,7 +68,7 @@ def align(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("align", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("align", recipe, selection)
 
 
 @flow(name="evaluate", flow_run_name="{recipe.name}", log_prints=True)
@@ -78,7 +79,7 @@ def evaluate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("evaluate", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("evaluate", recipe, selection)
 
 
 @flow(name="scale", flow_run_name="{recipe.name}", log_prints=True)
@@ -89,7 +90,7 @@ def scale(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
         recipe: what to run, where artifacts lie, and how stages run.
         selection: which stages may be built; empty: whatever is missing.
     """
-    execute("scale", recipe, selection, flow_run=flow_run.get_id() or "")
+    _run("scale", recipe, selection)
 
 
 @flow(name="rerun", flow_run_name="rerun-{flow}", log_prints=True)
@@ -117,3 +118,23 @@ def rerun(
     if approve:
         suspend_flow_run(key="approval", timeout=7 * 24 * 3600)
     submit(flow, loaded, selection, asked_by=flow_run.get_id() or "")
+
+
+class _Printed(Silent):
+    """Writes to the run's log what became of each step; found ones make no task run."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def finished(self, step: Step) -> None:
+        self.steps.append(step)
+        what = {"RUN": "built", "HIT": "found", "SKIP": f"skipped: {step.reason}"}[step.status]
+        print(f"{step.status} {step.name} {what} {step.artifact[:12]}".rstrip())
+
+
+def _run(flow: str, recipe: PipelineConfig, selection: Selection) -> None:
+    listener = _Printed()
+    try:
+        execute(flow, recipe, selection, listener, flow_run.get_id() or "")
+    finally:
+        publish_steps(flow, listener.steps)

@@ -74,11 +74,14 @@ def publish_plan(
         *(f"| {s.name} | {s.status} | {_cell(s.reason)} |" for s in steps),
     ]
     create_markdown_artifact("\n".join(lines), key="plan", description="What the run will do")
-    rows = [
-        {"stage": s.name, "status": s.status, "took": s.seconds, "id": s.artifact, "why": s.reason}
-        for s in steps
-    ]
-    create_table_artifact(rows, key="plan-table", description="What the run will do")
+    create_table_artifact(_rows(steps), key="plan-table", description="What the run will do")
+
+
+def publish_steps(flow: str, steps: list[Step]) -> None:
+    """Show in the UI what became of each step of a run, those that were found included."""
+    from prefect.artifacts import create_table_artifact
+
+    create_table_artifact(_rows(steps), key="steps", description=f"What became of {flow}")
 
 
 def run_url(run: "FlowRun") -> str:
@@ -117,6 +120,13 @@ def _queue(deployment: str, parameters: dict[str, Any], key: str | None) -> "Flo
         ) from error
     queued: FlowRun = run
     return queued
+
+
+def _rows(steps: list[Step]) -> list[dict[str, Any]]:
+    return [
+        {"stage": s.name, "status": s.status, "took": s.seconds, "id": s.artifact, "why": s.reason}
+        for s in steps
+    ]
 
 
 def _cell(text: str) -> str:

@@ -15,11 +15,12 @@ import time
 from typing import Any
 
 from lmpipe.artifacts.events import Event
-from lmpipe.artifacts.types import Artifact
+from lmpipe.artifacts.types import Artifact, Report
 
 LINES_PER_SECOND = 40  # one million lines at full rate would be 25,000 API batches
 PROGRESS_SECONDS = 2.0
 QUEUE_LENGTH = 1000
+REPORT_LINK_SECONDS = 7 * 24 * 3600  # the longest that S3 signs a link for
 
 
 class PrefectView:
@@ -83,6 +84,18 @@ class PrefectView:
             f"{_metrics_table(artifact)}\n"
         )
         self._guard(self._markdown, text)
+        if isinstance(artifact, Report):
+            self._guard(self._report, artifact)
+
+    def _report(self, report: Report) -> None:
+        """Show the page's Markdown twin, and a link to the page itself."""
+        from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+        create_markdown_artifact(
+            report.read_bytes("report.md").decode(), key="report-text", description=self._name
+        )
+        link = report.link("report.html", REPORT_LINK_SECONDS)
+        create_link_artifact(link, link_text="report.html", key="report", description=self._name)
 
     def _work(self) -> None:
         while (event := self._queue.get()) is not None:

@@ -61,6 +61,10 @@ class Artifact:
         """Return the URL of one object."""
         return self.store.url(self.record(name).path)
 
+    def link(self, name: str, seconds: int) -> str:
+        """Return a URL of one object that a browser can follow for a time."""
+        return self.store.link(self.record(name).path, seconds)
+
     def open(self, name: str) -> IO[bytes]:
         """Open one object for reading."""
         return self.store.open(self.record(name).path)

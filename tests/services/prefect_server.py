@@ -45,6 +45,7 @@ class PrefectServer:
         home.mkdir(parents=True)
         environment = _clean_environment(home) | {
             "PREFECT_SERVER_API_AUTH_STRING": self.auth_string,
+            "PREFECT_SERVER_UI_API_URL": self.api_url,  # --port alone leaves the pages at 4200
             "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         }
         if postgres is not None:

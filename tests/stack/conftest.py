@@ -1,5 +1,6 @@
 """Real services: each starts once a session, on loopback, and ends what it started."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from tests.services.docker_engine import DockerEngine
 from tests.services.postgres import Postgres
-from tests.services.prefect_server import PrefectServer, ProcessWorker
+from tests.services.prefect_server import REPOSITORY, PrefectServer, ProcessWorker
+from tests.services.processes import ServiceProcess
 from tests.services.redis import Redis
 from tests.services.seaweedfs import SeaweedFS
 
@@ -87,6 +89,37 @@ def process_worker(
         yield worker
     finally:
         worker.process.stop()
+
+
+@pytest.fixture(scope="session")
+def deployed(
+    prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
+) -> PrefectServer:
+    """The server, with our deployments."""
+    from tests.stack.test_deploy import lmpipe
+
+    folder = tmp_path_factory.mktemp("deploy")
+    printed = lmpipe(prefect_server, folder, "deploy", "--folder", str(REPOSITORY))
+    assert "deployment rerun/rerun: created" in printed
+    return prefect_server
+
+
+@pytest.fixture(scope="session")
+def lmpipe_worker(
+    deployed: PrefectServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """`lmpipe worker cpu`, started only by the tests that ask for it."""
+    process = ServiceProcess(
+        "lmpipe-worker",
+        [sys.executable, "-m", "flows.cli", "worker", "cpu"],
+        tmp_path_factory.mktemp("worker"),
+        environment=deployed.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
+    )
+    try:
+        process.start(lambda: "started!" in process.log_tail(), timeout_seconds=90)
+        yield process
+    finally:
+        process.stop()
 
 
 @pytest.fixture(scope="session")

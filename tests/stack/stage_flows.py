@@ -1,18 +1,23 @@
 """Flows that run one stage through the bridge, as a deployment's flow does."""
 
+from pathlib import Path
+
 from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.run import Silent
 from lmpipe.artifacts.store import Store
+from lmpipe.report.report import ReportConfig, report
 from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
 from tasks.conductor import Settings, conducted_by
 from tasks.selection import Selection
+from tests.report.fake_run import make_run
 from tests.stack.stages import LoudConfig, RanksConfig, SlowConfig, loud, ranked, slow
 
 ranked_task = as_task(ranked, retries=2, retry_delay_seconds=0)
 loud_task = as_task(loud)
+report_task = as_task(report)
 slow_task = as_task(slow, retries=2, retry_delay_seconds=5)
 
 
@@ -40,3 +45,11 @@ def run_slow(store: str, num_shards: int, seconds: float) -> None:
     """Run the stage of many shards."""
     with conducted_by(_conductor(store, "slow")):
         slow_task(SlowConfig(num_shards=num_shards, seconds=seconds))
+
+
+@flow(name="run_report")
+def run_report(store: str) -> None:
+    """Report on invented artifacts whose texts are hostile."""
+    everything = make_run(Path(store))
+    with conducted_by(_conductor(store, "report")):
+        report_task(ReportConfig(), everything)

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import yaml
 
 from flows.automations import crash_zombies
 from tests.services.prefect_server import REPOSITORY, PrefectServer
-from tests.services.processes import ServiceProcess, wait_until
+from tests.services.processes import wait_until
 
 RECIPES = REPOSITORY / "flows" / "recipes"
 
@@ -30,35 +29,6 @@ def lmpipe(server: PrefectServer, folder: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def deployed(
-    prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
-) -> PrefectServer:
-    """The server, with our deployments."""
-    folder = tmp_path_factory.mktemp("deploy")
-    printed = lmpipe(prefect_server, folder, "deploy", "--folder", str(REPOSITORY))
-    assert "deployment rerun/rerun: created" in printed
-    return prefect_server
-
-
-@pytest.fixture(scope="module")
-def worker(
-    deployed: PrefectServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServiceProcess]:
-    """`lmpipe worker cpu`, started only by the tests that ask for it."""
-    process = ServiceProcess(
-        "lmpipe-worker",
-        [sys.executable, "-m", "flows.cli", "worker", "cpu"],
-        tmp_path_factory.mktemp("worker"),
-        environment=deployed.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
-    )
-    try:
-        process.start(lambda: "started!" in process.log_tail(), timeout_seconds=90)
-        yield process
-    finally:
-        process.stop()
 
 
 def tiny_recipe(store: Path) -> dict[str, Any]:
@@ -171,7 +141,7 @@ def test_a_queued_run_waits_for_lmpipe_worker_and_is_rerun_from_the_form(
     selection = {"until_stage": "extract"}
     run = deployed.submit(deployment_id(deployed, "curate"), recipe=recipe, selection=selection)
     assert deployed.state(run) == "SCHEDULED"
-    worker = request.getfixturevalue("worker")
+    worker = request.getfixturevalue("lmpipe_worker")
     assert deployed.wait_for(run) == "COMPLETED"
     (extracted,) = (store / "extract").iterdir()
     assert len(list((extracted / "attempts").iterdir())) == 1
@@ -239,3 +209,44 @@ def heartbeat(server: PrefectServer, run: str) -> None:
         "EventsWorker.instance().drain()"
     )
     subprocess.run([sys.executable, "-c", code, run], env=server.environment, check=True)
+
+
+def test_a_schedule_fires_and_its_run_completes(
+    deployed: PrefectServer, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    request.getfixturevalue("lmpipe_worker")
+    curate = deployed.request("GET", "/deployments/name/curate/curate")
+    (nightly,) = curate["schedules"]
+    path = f"/deployments/{curate['id']}/schedules/{nightly['id']}"
+    every_minute = {
+        "active": True,
+        "schedule": {"cron": "* * * * *", "timezone": "UTC"},
+        "parameters": {
+            "recipe": tiny_recipe(tmp_path / "store"),
+            "selection": {"until_stage": "extract"},
+        },
+    }
+    deployed.request("PATCH", path, every_minute)
+    try:
+        runs: list[dict[str, Any]] = []
+        due = {
+            "flow_runs": {"deployment_id": {"any_": [curate["id"]]}},
+            "sort": "EXPECTED_START_TIME_ASC",
+            "limit": 200,
+        }
+
+        def fired() -> bool:
+            found = deployed.request("POST", "/flow_runs/filter", due)
+            runs[:] = [run for run in found if run["auto_scheduled"] and run["start_time"]]
+            return bool(runs)
+
+        wait_until(fired, timeout_seconds=150, what="the start of a scheduled run")
+        assert deployed.wait_for(runs[0]["id"]) == "COMPLETED"
+    finally:
+        deployed.request("PATCH", path, {"active": False, "schedule": nightly["schedule"]})
+    assert list((tmp_path / "store" / "extract").glob("*/manifest.json"))
+    wait_until(  # lines are sent in batches
+        lambda: any("RUN extract built" in line for line in deployed.logs(runs[0]["id"])),
+        timeout_seconds=30,
+        what="the line about what was built",
+    )
