@@ -11,6 +11,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import StoreError
 
+RESERVED = frozenset({"aliases", "gc", "runs", "uses"})  # folders that are no stage
 MAX_RELATIVES = 64  # manifests read for a diff; each costs one request
 
 
@@ -71,9 +72,14 @@ def read_manifest(store: Store, stage: str, artifact: str) -> tuple[Manifest, st
     return Manifest.parse(found[0], store.url(path)), found[1]
 
 
+def list_stages(store: Store) -> list[str]:
+    """Return the stages that have ever built something in a store."""
+    return [name for name in store.children("") if name not in RESERVED]
+
+
 def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
     """Return all published manifests, newest first; of one stage if given."""
-    stages = [stage] if stage else store.children("")
+    stages = [stage] if stage else list_stages(store)
     found = []
     for name in stages:
         for artifact in store.children(name):

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.errors import ConfigError, InputError, StageFailed
 from lmpipe.runtime import Runtime
@@ -47,7 +48,9 @@ def run(settings, selection=None, run_id="run", **arguments):
     selection = selection or Selection()
     recorder = Recorder()
     names = step_names(lambda: compose(**arguments))
-    conductor = PrefectConductor(settings, selection, selection.allowed(names), recorder, run_id)
+    conductor = PrefectConductor(
+        settings, selection, selection.allowed(names), recorder, Origin(flow_run=run_id)
+    )
 
     @flow(name="test")
     def composed():
@@ -179,7 +182,9 @@ def test_a_failing_stage_fails_the_run_with_its_exit_code(settings, monkeypatch)
         from prefect import flow
 
         config = CountConfig(die_at="00000")
-        conductor = PrefectConductor(settings, Selection(), {"count"}, Recorder(), "r")
+        conductor = PrefectConductor(
+            settings, Selection(), {"count"}, Recorder(), Origin(flow_run="r")
+        )
 
         @flow(name="test")
         def composed():
