@@ -89,21 +89,22 @@ def execute(
     )
     uses = RunUses(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
     conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
-    try:
-        with uses, conducted_by(conductor):
-            compose()
-    finally:
-        record = {
-            "recipe": recipe.model_dump(mode="json"),
-            "flow": flow,
-            "flow_run": flow_run,
-            "selection": selection.model_dump(mode="json"),
-            "started": started,
-            "finished": now(),
-            "steps": [vars(step) for step in conductor.steps],
-        }
-        path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
-        settings.store.create(path, json.dumps(record, indent=1).encode())
+    with uses:
+        try:
+            with conducted_by(conductor):
+                compose()
+        finally:  # before gc may forget what the run used
+            record = {
+                "recipe": recipe.model_dump(mode="json"),
+                "flow": flow,
+                "flow_run": flow_run,
+                "selection": selection.model_dump(mode="json"),
+                "started": started,
+                "finished": now(),
+                "steps": [vars(step) for step in conductor.steps],
+            }
+            path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
+            settings.store.create(path, json.dumps(record, indent=1).encode())
     return conductor.steps
 
 

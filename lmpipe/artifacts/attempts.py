@@ -6,17 +6,23 @@ work, and whoever takes that lock over writes it down. gc keeps these records as
 """
 
 import contextlib
+import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lmpipe.artifacts.lock import RELEASED, is_dead
+from lmpipe.artifacts.lookup import list_stages
 from lmpipe.artifacts.manifest import Manifest, Origin
 from lmpipe.artifacts.provenance import gpu_hours
 from lmpipe.artifacts.store import Store
 from lmpipe.errors import StoreError
 
 FOLDER = "history"
+READS_AT_A_TIME = 16
 Outcome = Literal["published", "replaced", "failed", "killed", "unfinished"]
+RANK = {"unfinished": 0, "killed": 1, "failed": 2, "replaced": 3, "published": 4}
 
 
 class Attempt(BaseModel):
@@ -77,6 +83,63 @@ def of_lock(home: str, said: dict[str, Any], outcome: Outcome) -> Attempt | None
         reason=said["reason"],
         origin=Origin.model_validate(said["origin"]),
     )
+
+
+def read_attempts(store: Store) -> list[Attempt]:
+    """Return the accounts of all attempts in a store, oldest first.
+
+    From manifests, from `history/`, and from locks that are held or were when their holder died.
+    Artifacts of before manifests named their run are found in the records of runs.
+    """
+    found: dict[tuple[str, str], Attempt] = {}
+    built = _built_by_runs(store)
+    with ThreadPoolExecutor(READS_AT_A_TIME) as pool:
+        for stage in list_stages(store):
+            paths = [path for path, size in store.sizes(stage).items() if _tells(path, size)]
+            read = pool.map(lambda path: _account(store, path), paths)
+            # an attempt that is told of twice is told of best by its manifest
+            for attempt in sorted(filter(None, read), key=lambda one: RANK[one.outcome]):
+                key = (f"{attempt.stage}/{attempt.id}", attempt.attempt)
+                origin = attempt.origin if attempt.origin.flow_run else built.get(key[0])
+                found[key] = attempt.model_copy(update={"origin": origin or attempt.origin})
+    return sorted(found.values(), key=lambda attempt: attempt.started)
+
+
+def _tells(path: str, size: int) -> bool:
+    parts = path.split("/")
+    if len(parts) == 3:
+        return parts[2] == "manifest.json" or (parts[2] == "lock.json" and size > len(RELEASED))
+    return len(parts) == 4 and parts[2] == FOLDER and parts[3].endswith(".json")
+
+
+def _account(store: Store, path: str) -> Attempt | None:
+    data = store.read(path)
+    if data is None or data == RELEASED:
+        return None
+    if path.endswith("/manifest.json"):
+        return of_manifest(Manifest.parse(data, store.url(path)))
+    if path.endswith("/lock.json"):
+        said = json.loads(data)
+        outcome: Outcome = "killed" if is_dead(said) else "unfinished"
+        return of_lock(path.rpartition("/")[0], said, outcome)
+    return None if "/." in path else Attempt.model_validate_json(data)
+
+
+def _built_by_runs(store: Store) -> dict[str, Origin]:
+    built = {}
+    for path in store.sizes("runs"):
+        if not path.endswith(".json") or "/." in path:
+            continue
+        run = json.loads(store.read(path) or b"{}")
+        for step in run.get("steps", []):
+            if step["status"] == "RUN":
+                built[f"{step['stage']}/{step['artifact']}"] = Origin(
+                    flow_run=run["flow_run"],
+                    flow=run["flow"],
+                    recipe=run["recipe"]["name"],
+                    step=step["name"],
+                )
+    return built
 
 
 def record(store: Store, attempt: Attempt | None) -> None:

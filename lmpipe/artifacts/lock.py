@@ -197,6 +197,13 @@ class Watch:
         self._since = time.monotonic()
         self.etag: str | None = None
 
+    @classmethod
+    def of_silent(cls, etag: str) -> "Watch":
+        """Return a watch that has seen enough of a lock with this etag."""
+        watch = cls(LEASE_SECONDS)
+        watch.etag, watch._since = etag, time.monotonic() - 2 * LEASE_SECONDS
+        return watch
+
     def sees_silence(self, etag: str) -> bool:
         """Note what is seen now; tell whether it has been the same for the whole lease."""
         if etag != self.etag:
@@ -220,12 +227,24 @@ def _birth(pid: int) -> float:
 
 def is_dead(holder: dict[str, Any]) -> bool:
     """Whether the holder is known to have ended; False when it cannot be seen from here."""
-    if not holder.get("namespace") or holder["namespace"] != _namespace():
-        return False
+    return can_be_seen(holder) and not _lives(holder)
+
+
+def is_alive(holder: dict[str, Any]) -> bool:
+    """Whether the holder is known to run; False when it cannot be seen from here."""
+    return can_be_seen(holder) and _lives(holder)
+
+
+def can_be_seen(holder: dict[str, Any]) -> bool:
+    """Whether the holder is, or was, a process of this boot and pid namespace."""
+    return bool(holder.get("namespace")) and holder["namespace"] == _namespace()
+
+
+def _lives(holder: dict[str, Any]) -> bool:
     try:
-        return bool(abs(_birth(holder["pid"]) - holder["born"]) > 1.0)
+        return bool(abs(_birth(holder["pid"]) - holder["born"]) <= 1.0)
     except psutil.NoSuchProcess:
-        return True
+        return False
 
 
 def describe(holder: dict[str, Any]) -> str:

@@ -93,11 +93,15 @@ def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
 
 
 def find_by_prefix(store: Store, prefix: str) -> Manifest:
-    """Return the one artifact whose id, or stage/id, starts with `prefix`.
+    """Return the one artifact with this alias, or whose id, or stage/id, starts with `prefix`.
 
     Raises:
         StoreError: none or several match; several are listed.
     """
+    from lmpipe.artifacts.alias import read_alias
+
+    if (named := read_alias(store, prefix)) is not None:
+        return named
     stage, _, start = prefix.rpartition("/")
     found = [m for m in list_manifests(store, stage or None) if m.id.startswith(start)]
     if not found and not stage:

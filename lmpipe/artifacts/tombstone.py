@@ -28,8 +28,7 @@ class Tombstone(BaseModel):
 
     condemned: tuple[str, ...] = ()
     collected: tuple[str, ...] = ()
-    at: str = ""
-    by: str = ""
+    at: str = ""  # when something was collected last
 
     def dump(self) -> bytes:
         """Serialise for the store."""

@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from lmpipe.artifacts.lock import LEASE_SECONDS, Watch, describe, is_dead, this_process
+from lmpipe.artifacts.lock import (
+    LEASE_SECONDS,
+    Watch,
+    describe,
+    is_alive,
+    is_dead,
+    this_process,
+)
 from lmpipe.artifacts.store import Store
 from lmpipe.errors import LockLost, StoreError, StoreUnavailable
 
@@ -64,7 +71,7 @@ class RunUses:
         self._stop.set()
         self._thread.join()
         with contextlib.suppress(StoreError):  # gc finds it silent then
-            self._store.delete(self._path)
+            _delete(self._store, self._path)
 
     def take(self, stage: str, artifact: str) -> None:
         """Note that the run uses an artifact; to be called before looking whether it is there.
@@ -125,60 +132,64 @@ class Holder:
         return f"{self.said.get('label') or self.path.rpartition('/')[0]} by {describe(self.said)}"
 
 
-def find_holders(store: Store, locks: Iterable[str], *, bury: bool = False) -> list[Holder]:
+def find_holders(store: Store, locks: Iterable[str]) -> list[Holder]:
     """Return the builds and runs that are not known to have ended.
 
     Args:
         locks: paths of the locks to look at; a lock's own artifact counts as used.
-        bury: delete the records of runs that are known to have ended.
     """
-    paths = [*locks, *(f"{FOLDER}/{name}" for name in store.children(FOLDER))]
+    names = [n for n in store.children(FOLDER) if n.endswith(".json") and not n.startswith(".")]
+    paths = [*locks, *(f"{FOLDER}/{name}" for name in names)]
     found = [holder for path in paths if (holder := _look(store, path)) is not None]
-    dead = [holder for holder in found if is_dead(holder.said)]
-    for holder in dead if bury else []:
-        _bury(store, holder)
-    return [holder for holder in found if holder not in dead]
+    return [holder for holder in found if not is_dead(holder.said)]
 
 
-def await_signs_of_life(
+def find_silent(
     store: Store,
     holders: list[Holder],
     *,
     lock_seconds: float = LEASE_SECONDS,
     use_seconds: float = SILENCE_SECONDS,
     on_wait: Callable[[str], None] = lambda text: None,
-) -> list[Holder]:
-    """Wait until each holder has given a sign of life or been silent for its lease; drop the dead.
+) -> dict[str, str]:
+    """Wait until each holder has given a sign of life or been silent for its lease.
 
-    A living one beats every ten seconds. Records of runs held for dead are deleted, which such a
-    run notices at its next use.
+    Nothing waits for one that can be seen from here. An unseen one that lives beats every ten
+    seconds, so only an unseen dead one takes the whole lease.
+
+    Returns:
+        Path and etag of the records that were silent.
     """
-    waiting, alive = {holder.path: holder for holder in holders}, []
+    waiting, silent = {h.path: h for h in holders if not is_alive(h.said)}, {}
     watches = {
         path: Watch(use_seconds if path.startswith(f"{FOLDER}/") else lock_seconds)
         for path in waiting
     }
-    for path, holder in waiting.items():
-        watches[path].sees_silence(holder.etag)
     if waiting:
-        on_wait(f"waiting for a sign of life of {', '.join(h.label for h in holders)}")
+        on_wait(f"waiting for a sign of life of {', '.join(h.label for h in waiting.values())}")
     while waiting:
-        time.sleep(min(1.0, lock_seconds / 10))
         for path, holder in list(waiting.items()):
             try:
                 now = _look(store, path)
             except StoreUnavailable:
                 watches[path].etag = None  # silence of the store is no silence of the holder
                 continue
-            if now is None or is_dead(now.said):
-                del waiting[path]
-            elif now.etag != holder.etag:
-                alive.append(Holder(path, now.said, now.etag, holder.uses | now.uses))
+            if now is None or is_dead(now.said) or now.etag != holder.etag:
                 del waiting[path]
             elif watches[path].sees_silence(now.etag):
-                _bury(store, now)
+                silent[path] = now.etag
                 del waiting[path]
-    return alive
+        time.sleep(min(1.0, lock_seconds / 10) if waiting else 0.0)
+    return silent
+
+
+def bury_dead_runs(store: Store, silent: dict[str, str]) -> None:
+    """Delete the records of runs that have ended without a word; a living one notices it."""
+    for name in store.children(FOLDER):
+        path = f"{FOLDER}/{name}"
+        holder = _look(store, path) if name.endswith(".json") and name[0] != "." else None
+        if holder is not None and (is_dead(holder.said) or silent.get(path) == holder.etag):
+            _delete(store, path)
 
 
 def _look(store: Store, path: str) -> Holder | None:
@@ -192,7 +203,8 @@ def _look(store: Store, path: str) -> Holder | None:
     return Holder(path, said, found[1], uses)
 
 
-def _bury(store: Store, holder: Holder) -> None:
-    """Delete a dead run's record; a lock stays, since its next holder takes it by its etag."""
-    if holder.path.startswith(f"{FOLDER}/"):
-        store.delete(holder.path)
+def _delete(store: Store, path: str) -> None:
+    store.delete(path)
+    if store.is_local:
+        folder, _, name = path.rpartition("/")
+        store.delete(f"{folder}/.{name}.flock")  # what orders conditional puts of one file
