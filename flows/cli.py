@@ -171,7 +171,7 @@ def list_artifacts(
             manifest.provenance.finished[:19],
             f"{manifest.provenance.seconds:.1f}",
             str(len(manifest.outputs)),
-            "collected" if when_collected(opened, manifest) else num_bytes,
+            "gone" if when_collected(opened, manifest) else num_bytes,
         )
     Console().print(table)
 

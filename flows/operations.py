@@ -89,7 +89,8 @@ def collect_garbage(
         _print_each(console, verdicts)
     freed = size(sum(verdict.freed for verdict in verdicts))
     if not delete:
-        console.print(f"{freed} would go from {opened.root}; nothing was deleted: --delete does it")
+        text = f"{freed} would go from {opened.root}; nothing was deleted: --delete does it"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
     done = collect(opened, policy, say=lambda text: console.print(text, highlight=False))
     spared = f"; {len(done.spared)} spared, since somebody began to use them" * bool(done.spared)
@@ -163,12 +164,15 @@ def _print_each(console: Console, verdicts: "list[Verdict]") -> None:
             what = f"goes: {size(stored.bytes)}"
         elif stored.is_collected and not stored.bytes:
             what = "collected before"
+        elif not stored.bytes and not verdict.reasons:
+            what = "empty"
         else:
             what = f"stays: {'; '.join(verdict.reasons) or 'unfinished, and young'}"
             what += f"; {size(verdict.freed)} of old attempts and checkpoints go" * bool(
                 verdict.freed
             )
-        console.print(f"{stored.home}  {what}", markup=False, highlight=False)
+        line = f"{stored.home}  {what}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _open(recipe: str, store: str) -> "Store":

@@ -126,8 +126,10 @@ def _totals(rows: Sequence[Row]) -> Section:
         Tile("wall time", duration(_wall(rows)), f"{len(rows)} attempts"),
         Tile("GPU-hours", _hours(_gpu(rows)), ", ".join(_kinds(rows)) or "no GPU was used"),
         Tile("CPU-hours", _hours(_cpu(rows)), _unknown_cpu(rows)),
-        Tile("cost", _cost(rows), _unpriced(rows)),
-        Tile("wasted", duration(_wall(wasted)), f"{len(wasted)} attempts, {_cost(wasted)}"),
+        Tile("cost", _cost(rows, more=""), _unpriced(rows)),
+        Tile("wasted", duration(_wall(wasted)), f"{len(wasted)} attempts, {_cost(wasted)}")
+        if wasted
+        else Tile("wasted", "–", "no attempt failed or was killed"),
     ]
     if running:
         tiles.append(Tile("unfinished", str(running), "at work, or lost with their machine"))
@@ -190,7 +192,7 @@ def _all(rows: Sequence[Row]) -> Section:
         for row in newest[:MAX_ROWS]
     ]
     columns = ["began", "step", "artifact", "outcome", "wall", "GPUs", "cost", "why"]
-    result.add(Table(columns, cells, (4, 6)), _rest(len(newest)))
+    result.add(Table(columns, cells, (0, 4, 6)), _rest(len(newest)))
     return result
 
 
@@ -210,7 +212,7 @@ def _sums(group: Sequence[Row]) -> list[str]:
 
 
 def _numeric(columns: Sequence[str]) -> tuple[int, ...]:
-    return tuple(index for index, name in enumerate(columns) if name in SUMS)
+    return tuple(index for index, name in enumerate(columns) if name in ("began", *SUMS))
 
 
 def _grouped(rows: Sequence[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
@@ -268,18 +270,17 @@ def _kinds(rows: Sequence[Row]) -> list[str]:
     return sorted({row.gpu_kind for row in rows if row.gpus})
 
 
-def _cost(rows: Sequence[Row]) -> str:
-    """Add up what has a price; what has none is never counted as 0."""
+def _cost(rows: Sequence[Row], more: str = " and more") -> str:
+    """Add up what has a price; what has none is never counted as 0, but said to be `more`."""
     known = [row.cost for row in rows if row.cost is not None]
     if not known:
         return NO_PRICE if rows else "–"
-    more = " and more" if len(known) < len(rows) else ""
-    return f"{sum(known):,.2f} {rows[0].currency}{more}"
+    return f"{sum(known):,.2f} {rows[0].currency}{more if len(known) < len(rows) else ''}"
 
 
 def _unpriced(rows: Sequence[Row]) -> str:
     missing = sum(row.cost is None for row in rows)
-    return f"{missing} attempts have no price" if missing else "every attempt has a price"
+    return f"and more: {missing} attempts have no price" if missing else "of all attempts"
 
 
 def _unknown_cpu(rows: Sequence[Row]) -> str:
