@@ -8,6 +8,7 @@ python -m tests.artifacts.gc_processes die_deleting STORE NUM_OBJECTS
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -22,16 +23,17 @@ from tests.artifacts.stages import CopyConfig, CountConfig, copy, count
 
 NOTHING_STAYS = RetentionPolicy(last=0, days=0, best=())
 NUM_ARTIFACTS = 4
+MOST_SECONDS = 60.0  # of a user; it then says how far it came
 
 
-def use(root: str, seconds: float, seed: int) -> None:
+def use(root: str, least_runs: int, least_built: int, seed: int) -> None:
     """Run small flows: find or build two artifacts and read every object of both, again and again.
 
     Whatever such a run has taken must stay readable until it ends.
     """
-    store, choice, end = Store(root), random.Random(seed), time.monotonic() + seconds
+    store, choice, end = Store(root), random.Random(seed), time.monotonic() + MOST_SECONDS
     runs = built = 0
-    while time.monotonic() < end:
+    while (runs < least_runs or built < least_built) and time.monotonic() < end:
         config = CountConfig(lines=1 + choice.randrange(NUM_ARTIFACTS), num_shards=3)
         with RunUses(store, f"user {seed}") as uses:
             uses.take("count", identify(count, config, {}))
@@ -48,12 +50,48 @@ def use(root: str, seconds: float, seed: int) -> None:
     print(f"runs={runs} built={built}")
 
 
-def collect_on(root: str, seconds: float) -> None:
-    """Collect everything that is not in use, again and again."""
-    store, end, objects = Store(root), time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        objects += collect(store, NOTHING_STAYS).objects
-    print(f"objects={objects}")
+def collect_on(root: str) -> None:
+    """Collect everything that is not in use, again and again, and say when one was done."""
+    while True:
+        collect(Store(root), NOTHING_STAYS)
+        print("done", flush=True)
+
+
+def disturb(root: str, least_runs: int, least_built: int, seconds: float) -> list[dict[str, int]]:
+    """Let two users go on while collector after collector is killed; return what each user did.
+
+    Args:
+        root: the store.
+        least_runs: runs of each user.
+        least_built: runs of each user that found nothing and built.
+        seconds: most time that a collector has after its first collection.
+    """
+    users = [start("use", root, str(least_runs), str(least_built), str(seed)) for seed in range(2)]
+    choice = random.Random(0)
+    while any(user.poll() is None for user in users):
+        collector = start("collect", root)
+        try:
+            assert collector.stdout is not None and collector.stdout.readline() == "done\n"
+            time.sleep(choice.random() * seconds)
+        finally:
+            collector.kill()
+            collector.communicate()
+    figures = []
+    for user in users:
+        out, errors = user.communicate()
+        assert user.returncode == 0, errors
+        figures.append({k: int(v) for k, v in (part.split("=") for part in out.split())})
+    return figures
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    """Start one of the programs above."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.artifacts.gc_processes", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def die_deleting(root: str, num_objects: int) -> None:
@@ -73,9 +111,9 @@ def die_deleting(root: str, num_objects: int) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["use", root, seconds, seed]:
-            use(root, float(seconds), int(seed))
-        case ["collect", root, seconds]:
-            collect_on(root, float(seconds))
+        case ["use", root, least_runs, least_built, seed]:
+            use(root, int(least_runs), int(least_built), int(seed))
+        case ["collect", root]:
+            collect_on(root)
         case ["die_deleting", root, num_objects]:
             die_deleting(root, int(num_objects))

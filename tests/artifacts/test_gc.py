@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,7 +25,7 @@ from lmpipe.artifacts.types import Artifact
 from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import LockLost, StageFailed, StoreError
 from lmpipe.runtime import Runtime
-from tests.artifacts.gc_processes import NOTHING_STAYS
+from tests.artifacts.gc_processes import NOTHING_STAYS, disturb, start
 from tests.artifacts.stages import CopyConfig, CountConfig, TrainConfig, copy, count, train
 from tests.artifacts.test_build import run_in_child
 
@@ -289,19 +287,10 @@ def test_a_forced_training_does_not_go_on_from_the_one_it_replaces(store: Store)
     assert forced.metrics["started_at"] == 0
 
 
-def process(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.artifacts.gc_processes", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_a_gc_killed_while_it_deletes_is_finished_by_the_next(store: Store) -> None:
     made = built(store, count, CountConfig(num_shards=20))
     other = make(store)
-    killed = process("die_deleting", store.root, "5")
+    killed = start("die_deleting", store.root, "5")
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert 0 < len(data(store, made)) < 40 or 0 < len(data(store, other)) < 4
@@ -335,23 +324,9 @@ def test_a_gc_killed_after_the_first_word_leaves_hits(
 
 
 def test_runs_that_hit_and_build_lose_nothing_to_collectors_that_are_killed(store: Store) -> None:
-    users = [process("use", store.root, "6", str(seed)) for seed in range(2)]
-    collectors = [process("collect", store.root, "60")]
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        time.sleep(1.3)
-        collectors[-1].kill()
-        collectors.append(process("collect", store.root, "60"))
-    figures = []
-    for user in users:
-        out, errors = user.communicate(timeout=60)
-        assert user.returncode == 0, errors
-        figures.append(dict(part.split("=") for part in out.split()))
-    collectors[-1].kill()
-    for collector in collectors:
-        collector.communicate(timeout=20)
-    assert sum(int(f["runs"]) for f in figures) > 20
-    assert sum(int(f["built"]) for f in figures) > 4, "nothing was collected under the users"
+    figures = disturb(store.root, least_runs=10, least_built=4, seconds=0.5)
+    # of four artifacts: more than these were built because something was collected meanwhile
+    assert all(user["runs"] >= 10 and user["built"] >= 4 for user in figures), figures
     collect(store, NOTHING_STAYS)
     assert not [path for path in store.sizes("count") if "/attempts/" in path]
 

@@ -1,11 +1,7 @@
 """Garbage collection on a real S3 server: what test_gc.py shows on files holds there too."""
 
-import os
 import secrets
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,28 +14,23 @@ from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.uses import RunUses
 from lmpipe.runtime import Runtime
-from tests.artifacts.gc_processes import NOTHING_STAYS
+from tests.artifacts.gc_processes import NOTHING_STAYS, disturb, start
 from tests.artifacts.stages import CopyConfig, CountConfig, copy, count
 from tests.services.seaweedfs import SeaweedFS
 
 
+@pytest.fixture(scope="module")
+def bucket(seaweedfs: SeaweedFS) -> str:
+    return seaweedfs.create_bucket("gc-tests")
+
+
 @pytest.fixture
-def store(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(seaweedfs: SeaweedFS, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     for name, value in seaweedfs.environment.items():
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()
-    yield Store(f"{seaweedfs.create_bucket('gc-tests')}/{secrets.token_hex(4)}")
+    yield Store(f"{bucket}/{secrets.token_hex(4)}")
     s3fs.S3FileSystem.clear_instance_cache()
-
-
-def process(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.artifacts.gc_processes", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ),
-    )
 
 
 def objects(store: Store) -> list[str]:
@@ -64,12 +55,12 @@ def test_aliased_and_used_artifacts_stay_and_the_rest_goes_but_for_manifests(sto
 
 
 def test_a_gc_killed_while_it_deletes_is_finished_by_the_next(store: Store) -> None:
-    config = CountConfig(num_shards=30)
+    config = CountConfig(num_shards=15)
     made = build(count, config, {}, store=store, runtime=Runtime())
-    killed = process("die_deleting", store.root, "10")
+    killed = start("die_deleting", store.root, "10")
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    assert 0 < len(objects(store)) < 60
+    assert 0 < len(objects(store)) < 30
     assert find(count, made.id, store, Runtime()) is None
     again = build(count, config, {}, store=store, runtime=Runtime())
     assert again.corrupt() == []
@@ -80,22 +71,7 @@ def test_a_gc_killed_while_it_deletes_is_finished_by_the_next(store: Store) -> N
 
 
 def test_runs_that_hit_and_build_lose_nothing_to_collectors_that_are_killed(store: Store) -> None:
-    users = [process("use", store.root, "12", str(seed)) for seed in range(2)]
-    collectors = [process("collect", store.root, "60")]
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        time.sleep(3)
-        collectors[-1].kill()
-        collectors.append(process("collect", store.root, "60"))
-    figures = []
-    for user in users:
-        out, errors = user.communicate(timeout=90)
-        assert user.returncode == 0, errors
-        figures.append(dict(part.split("=") for part in out.split()))
-    for collector in collectors:
-        collector.kill()
-        collector.communicate(timeout=20)
-    assert sum(int(f["runs"]) for f in figures) > 5
-    assert sum(int(f["built"]) for f in figures) > 4, "nothing was collected under the users"
+    figures = disturb(store.root, least_runs=5, least_built=3, seconds=2)
+    assert all(user["runs"] >= 5 and user["built"] >= 3 for user in figures), figures
     collect(store, NOTHING_STAYS)
     assert objects(store) == []
