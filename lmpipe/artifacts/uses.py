@@ -58,7 +58,7 @@ class RunUses:
 
     def __enter__(self) -> "RunUses":
         with self._guard:
-            self._write()
+            self._write([])
         self._thread.start()
         return self
 
@@ -69,7 +69,7 @@ class RunUses:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(timeout=5.0)  # a beat may be waiting for a store that is away
         with contextlib.suppress(StoreError):  # gc finds it silent then
             _delete(self._store, self._path)
 
@@ -82,12 +82,13 @@ class RunUses:
         name = f"{stage}/{artifact}"
         with self._guard:
             if name not in self._taken:
+                self._write([*self._taken, name])
                 self._taken.append(name)
-                self._write()
 
-    def _write(self) -> None:
+    def _write(self, uses: list[str]) -> None:
         if not self._lost:
-            data = self._payload()
+            holder = {**this_process(), "label": self._label, "beat": self._beats, "uses": uses}
+            data = json.dumps(holder).encode()
             if self._etag is None:
                 etag = self._store.create(self._path, data)
             else:
@@ -110,11 +111,7 @@ class RunUses:
         while not self._stop.wait(self._beat_seconds):
             with self._guard, contextlib.suppress(Exception):  # `take` says what a beat cannot
                 self._beats += 1
-                self._write()
-
-    def _payload(self) -> bytes:
-        holder = {**this_process(), "label": self._label, "beat": self._beats, "uses": self._taken}
-        return json.dumps(holder).encode()
+                self._write(self._taken)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import Tombstone, read_tombstone, when_collected, write_tombstone
 from lmpipe.artifacts.types import Artifact
 from lmpipe.artifacts.uses import RunUses
-from lmpipe.errors import LockLost, StageFailed, StoreError
+from lmpipe.errors import LockLost, StageFailed, StoreError, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.artifacts.gc_processes import NOTHING_STAYS, disturb, start
 from tests.artifacts.stages import CopyConfig, CountConfig, TrainConfig, copy, count, train
@@ -381,6 +381,24 @@ def test_a_run_that_was_held_for_dead_is_told_so(store: Store) -> None:
         store.delete(path)
         with pytest.raises(LockLost, match="held it for dead"):
             uses.take("count", "b")
+
+
+def test_a_use_that_could_not_be_written_is_written_at_the_next_try(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Store.replace
+
+    def away(*arguments: Any) -> str | None:
+        raise StoreUnavailable("no answer")
+
+    with RunUses(store, "patient", beat_seconds=60) as uses:
+        monkeypatch.setattr(Store, "replace", away)
+        with pytest.raises(StoreUnavailable):
+            uses.take("count", "a")
+        monkeypatch.setattr(Store, "replace", real)
+        uses.take("count", "a")
+        (path,) = [p for p in store.sizes("uses") if not p.startswith("uses/.")]
+        assert json.loads(store.read(path) or b"")["uses"] == ["count/a"]
 
 
 def test_a_silent_builder_of_another_machine_does_not_hold_its_artifact_for_ever(
