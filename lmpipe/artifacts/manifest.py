@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: provenance names the run (origin) and the CPU time
 
 
 class FileRecord(BaseModel):

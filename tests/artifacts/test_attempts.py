@@ -1,5 +1,6 @@
 """Accounts of attempts: what was published, what failed, what was killed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from lmpipe.artifacts.attempts import read_attempts
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.gc import collect
-from lmpipe.artifacts.manifest import Origin
+from lmpipe.artifacts.manifest import Manifest, Origin
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.store import Store
 from lmpipe.errors import InputError
@@ -131,3 +132,12 @@ def test_an_artifact_of_before_manifests_named_their_run_is_found_in_the_runs(
     store.create("runs/old/2026-01-01.json", run.encode())
     (account,) = read_attempts(store)
     assert (account.origin.recipe, account.origin.flow_run) == ("old", "f0")
+
+
+def test_a_manifest_of_schema_1_is_still_read(store: Store) -> None:
+    made = make(store)
+    raw = made.manifest.model_dump(mode="json") | {"schema_version": 1}
+    for field in ("origin", "cpu_hours"):
+        del raw["provenance"][field]
+    old = Manifest.parse(json.dumps(raw).encode(), "old")
+    assert old.provenance.origin == Origin() and old.provenance.cpu_hours is None
