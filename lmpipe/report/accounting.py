@@ -21,6 +21,10 @@ from lmpipe.report.wording import count, duration
 WASTED = frozenset({"failed", "killed"})
 MAX_ROWS = 300
 NO_PRICE = "no price given"
+LEAD = (
+    "A run is charged for what it built, not for what it found. A + behind a cost: and what some of"
+    " its attempts cost that have no price."
+)
 DAY = 86400.0
 
 
@@ -148,7 +152,7 @@ def _gpu_chart(rows: Sequence[Row]) -> Chart | None:
 
 
 def _by_run(rows: Sequence[Row]) -> Section:
-    result = Section("runs", "By run", "A run is charged for what it built, not for what it found.")
+    result = Section("runs", "By run", LEAD)
     groups = _grouped(rows, lambda row: row.flow_run)
     newest = sorted(groups.values(), key=lambda group: group[0].started, reverse=True)
     cells: list[list[Cell | str]] = []
@@ -196,7 +200,7 @@ def _all(rows: Sequence[Row]) -> Section:
     return result
 
 
-SUMS = ["attempts", "wall", "CPU-hours", "GPU-hours", "cost", "wasted"]
+SUMS = ["attempts", "wall", "CPU h", "GPU h", "cost", "wasted"]
 
 
 def _sums(group: Sequence[Row]) -> list[str]:
@@ -270,7 +274,7 @@ def _kinds(rows: Sequence[Row]) -> list[str]:
     return sorted({row.gpu_kind for row in rows if row.gpus})
 
 
-def _cost(rows: Sequence[Row], more: str = " and more") -> str:
+def _cost(rows: Sequence[Row], more: str = " +") -> str:
     """Add up what has a price; what has none is never counted as 0, but said to be `more`."""
     known = [row.cost for row in rows if row.cost is not None]
     if not known:
