@@ -325,7 +325,7 @@ def test_a_gc_killed_after_the_first_word_leaves_hits(
 
 def test_runs_that_hit_and_build_lose_nothing_to_collectors_that_are_killed(store: Store) -> None:
     figures = disturb(store.root, least_runs=10, least_built=4, seconds=0.5)
-    # of four artifacts: more than these were built because something was collected meanwhile
+    # of three artifacts: more than these were built because something was collected meanwhile
     assert all(user["runs"] >= 10 and user["built"] >= 4 for user in figures), figures
     collect(store, NOTHING_STAYS)
     assert not [path for path in store.sizes("count") if "/attempts/" in path]
