@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flows import operations
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Bring data in from outside.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(operations.app)  # alias, gc, accounting
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
 Changes = Annotated[
@@ -155,18 +157,21 @@ def list_artifacts(
 
     from lmpipe.artifacts.lookup import list_manifests
     from lmpipe.artifacts.store import Store
+    from lmpipe.artifacts.tombstone import when_collected
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("stage", "id", "finished", "seconds", "objects", "bytes"):
         table.add_column(column, no_wrap=True)
-    for manifest in list_manifests(Store(store), stage or None):
+    opened = Store(store)
+    for manifest in list_manifests(opened, stage or None):
+        num_bytes = f"{sum(file.bytes for file in manifest.outputs):,}"
         table.add_row(
             manifest.stage,
             manifest.id,
             manifest.provenance.finished[:19],
             f"{manifest.provenance.seconds:.1f}",
             str(len(manifest.outputs)),
-            f"{sum(file.bytes for file in manifest.outputs):,}",
+            "gone" if when_collected(opened, manifest) else num_bytes,
         )
     Console().print(table)
 
@@ -215,17 +220,20 @@ def verify(
     """Hash every object again and list what is lost or changed."""
     from lmpipe.artifacts.lookup import find_by_prefix, list_manifests
     from lmpipe.artifacts.store import Store
+    from lmpipe.artifacts.tombstone import when_collected
     from lmpipe.artifacts.types import Artifact
 
     opened = Store(store)
     manifests = [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened)
     console, bad = Console(), 0
-    for manifest in manifests:
+    collected = [manifest for manifest in manifests if when_collected(opened, manifest)]
+    for manifest in (manifest for manifest in manifests if manifest not in collected):
         wrong = Artifact(opened, manifest).corrupt()
         bad += len(wrong)
         for name in wrong:
             console.print(f"[red]BAD[/] {manifest.stage}/{manifest.id} {name}", highlight=False)
-    console.print(f"{len(manifests)} artifacts, {bad} bad objects", highlight=False)
+    gone = f", {len(collected)} collected by gc" if collected else ""
+    console.print(f"{len(manifests)} artifacts, {bad} bad objects{gone}", highlight=False)
     if bad:
         raise typer.Exit(1)
 
@@ -337,11 +345,12 @@ def _report_page(recipe: Any, steps: list[Any]) -> str:
 
 def _page_of(store: Any, steps: list[dict[str, Any]]) -> Any:
     from lmpipe.artifacts.lookup import read_manifest
+    from lmpipe.artifacts.tombstone import when_collected
     from lmpipe.artifacts.types import Report
 
     for step in steps:
         entry = read_manifest(store, "report", step["artifact"]) if step["artifact"] else None
-        if entry is not None:
+        if entry is not None and not when_collected(store, entry[0]):
             return Report(store, entry[0])
     return None
 

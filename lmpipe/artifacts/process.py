@@ -23,6 +23,7 @@ from lmpipe import errors
 from lmpipe.artifacts.build import find
 from lmpipe.artifacts.events import Event, Sink
 from lmpipe.artifacts.lookup import as_list, home
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Source
@@ -46,6 +47,7 @@ def build_in_child(
     sink: Sink,
     line_sink: LineSink,
     reason: str = "",
+    origin: Origin | None = None,
 ) -> A:
     """Build an artifact in a child process; see `build` for the arguments that both share.
 
@@ -64,6 +66,7 @@ def build_in_child(
         "runtime": runtime.model_dump(mode="json"),
         "force": force,
         "reason": reason,
+        "origin": (origin or Origin()).model_dump(),
         "parent": os.getpid(),
     }
     child = _Child(stage.name, job, sink, line_sink, runtime.scratch_folder())

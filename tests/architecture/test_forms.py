@@ -16,7 +16,7 @@ from tasks.selection import Selection
 FILE = read_file({"LMPIPE_GPU_IMAGE": "registry/lmpipe:gpu", "LMPIPE_API_URL": "http://host/api"})
 POOLS = FILE["definitions"]["pools"]
 ENTRIES = pytest.mark.parametrize("entry", FILE["deployments"], ids=lambda entry: entry["name"])
-STAGE_FORMS = [entry for entry in FILE["deployments"] if entry["name"] != "rerun"]
+STAGE_FORMS = [e for e in FILE["deployments"] if e["name"] not in ("rerun", "housekeeping")]
 
 
 def models_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
