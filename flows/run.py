@@ -14,6 +14,7 @@ from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
 from flows.scale import scale
 from flows.tokenize import tokenize
+from flows.worker import ends_with_worker
 from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.provenance import now
 from tasks.bridge import Listener, PrefectConductor
@@ -83,7 +84,7 @@ def execute(
         settings, selection, allowed, listener or Silent(), flow_run or secrets.token_hex(6)
     )
     try:
-        with conducted_by(conductor):
+        with ends_with_worker(), conducted_by(conductor):
             compose()
     finally:
         record = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from flows.stack import WORKER_SETTINGS
+from flows.worker import WORKER_SETTINGS
 from tests.services.postgres import Postgres
 from tests.services.processes import ServiceProcess, free_port
 from tests.services.redis import Redis
