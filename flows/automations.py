@@ -21,7 +21,8 @@ ZOMBIE_SECONDS = 600.0
 # On a server that others use too, only runs of our deployments; every deployment has this tag.
 OURS = {"prefect.resource.id": "prefect.tag.lmpipe"}
 
-_RUN = "{{ flow.name }} {{ flow_run.name }}: {{ flow_run|ui_url }}"
+# A server that was not told PREFECT_UI_URL knows no link.
+_RUN = "{{ flow.name }} {{ flow_run.name }}: {{ (flow_run|ui_url) or flow_run.id }}"
 _FAILURE = (
     "{{ flow.name }} {{ flow_run.name }}: {{ event.resource['prefect.state-name'] }}",
     "{{ event.resource['prefect.state-message'] }}\nTry {{ event.resource['prefect.run-count'] }} "

@@ -71,7 +71,7 @@ def ends_with_worker() -> Iterator[None]:
     Elsewhere (a terminal, a container, a worker that `prefect worker start` started) this does
     nothing. A worker that died while the run was being prepared is noticed at once.
     """
-    worker = os.environ.get(WORKER_PID)
+    worker = os.environ.pop(WORKER_PID, None)  # what this run starts has another parent
     if worker is None:
         yield
         return

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from lmpipe.artifacts.events import Emitter
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
@@ -102,7 +103,7 @@ def decontaminate(
     warn_of_low_yield(out, "decontaminate", num_input, num_kept, runtime)
     out.write_json("contamination.json", report(index, findings))
     _report(out, config, findings, records, num_input)
-    _warn_of_contamination(out, num_input, num_input - num_kept, runtime)
+    warn_of_contamination(out, num_input, num_input - num_kept, runtime)
     if num_kept == 0:
         raise InputError(
             f"decontaminate kept none of {num_input} documents: is the training text the benchmark?"
@@ -222,9 +223,8 @@ def _report(
             )
 
 
-def _warn_of_contamination(
-    out: Output[Documents], num_input: int, num_removed: int, runtime: Runtime
-) -> None:
+def warn_of_contamination(out: Emitter, num_input: int, num_removed: int, runtime: Runtime) -> None:
+    """Raise an alarm if a larger share of the documents holds items than the run expects."""
     limit = runtime.alarm_contaminated_fraction
     if num_removed > limit * num_input:
         out.alarm(
