@@ -90,7 +90,10 @@ def _watch(worker: int, done: threading.Event) -> None:
     while os.getppid() == worker:
         if done.wait(WATCH_SECONDS):
             return
-    print(f"worker (pid {worker}) is gone: this run ends", file=sys.stderr, flush=True)
+    # Output went through pipes to the worker; a write to a broken one would stop the way out.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     end_tree(os.getpid(), 0)  # native code that never lets the handler of SIGTERM run
