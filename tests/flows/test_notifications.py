@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWebhook
 from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import get_client
 
 from flows.notifications import NAME, SLACK_URL, WEBHOOK_URL, find_channels
 from lmpipe.errors import ConfigError
@@ -23,12 +24,10 @@ def clean(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[pyt
     for variable in (WEBHOOK_URL, SLACK_URL):
         monkeypatch.delenv(variable, raising=False)
     yield monkeypatch
-    for kind in (Webhook, SlackWebhook, CustomWebhookNotificationBlock):
-        for name in (NAME, "theirs"):
-            try:
-                kind.delete(f"{kind.get_block_type_slug()}/{name}")
-            except ValueError:
-                continue
+    with get_client(sync_client=True) as client:
+        for block in client.request("POST", "/block_documents/filter", json={}).json():
+            if block["name"] in (NAME, "theirs"):
+                client.request("DELETE", f"/block_documents/{block['id']}")
 
 
 def find(webhook_block: str = "", slack_block: str = "") -> tuple[list[str], list[str]]:
