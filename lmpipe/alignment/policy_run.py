@@ -106,6 +106,8 @@ class PolicyRun(Generic[C]):
         data = self.engine.load(folder / "state").data or {}
         saved = json.loads((folder / "run.json").read_text())
         self.curves, self.metrics, self.tokens = saved["curves"], saved["metrics"], saved["tokens"]
+        losses = [row["loss"] for row in self.curves if "loss" in row]
+        self._watch = LossWatch(self.context.runtime, self.context, losses)
         return int(data["step"])
 
     def share(self, count: int, what: str) -> int:
