@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ class Office:
     token: str
     webhook: str = "/webhook"
     slack: str = "/hooks"
-    others: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.webhook += f"/{self.token}"
@@ -52,6 +51,13 @@ class Office:
         for state in states:
             self.set_state(run, state)
         return run
+
+    def wait_until_queued(self, run: str) -> None:
+        wait_until(
+            lambda: self.server.state(run) == "SCHEDULED",
+            timeout_seconds=45,
+            what="the requeue of a crashed run",
+        )
 
     def set_state(self, run: str, state: str) -> None:
         body = {"state": {"type": state, "message": "set by the test"}, "force": False}
@@ -159,7 +165,7 @@ def test_a_crashed_run_is_told_and_queued_again_at_most_twice(office: Office, id
         webhook, _ = office.told(f"Try {number} of", run)
         assert webhook["event"] == "prefect.flow-run.Crashed"
         if number < 3:
-            server.wait_for(run, frozenset({"SCHEDULED"}), timeout_seconds=30)
+            office.wait_until_queued(run)
             state = server.request("GET", f"/flow_runs/{run}")["state"]
             assert state["name"] == "AwaitingRetry" and "at most 2 times" in state["message"]
     end_of_queue(office, idle)
@@ -171,7 +177,7 @@ def end_of_queue(office: Office, idle: str) -> None:
     """Wait until the server has acted on all events so far: it takes them in order."""
     last = office.run_in_state(idle, "PENDING", "RUNNING", "CRASHED")
     office.told("set by the test", last)
-    office.server.wait_for(last, frozenset({"SCHEDULED"}), timeout_seconds=30)
+    office.wait_until_queued(last)
     office.server.request("DELETE", f"/flow_runs/{last}")
 
 
