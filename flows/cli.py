@@ -105,22 +105,39 @@ def deploy(
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Slots of the limit that GPU stages share.")
     ] = None,
+    requeues: Annotated[
+        int, typer.Option(min=1, max=100, help="How often a crashed run is queued again.")
+    ] = 2,
+    notify_webhook_block: Annotated[
+        str, typer.Option(help="Webhook block that is notified of failures and alarms.")
+    ] = "",
+    notify_slack_block: Annotated[str, typer.Option(help="Slack block that is, likewise.")] = "",
 ) -> None:
     """Register pools, queues, limits, deployments and automations; a second time changes nothing.
 
-    Schedules are made switched off; what is switched in the UI stays as it is.
+    Schedules are made switched off; what is switched in the UI stays as it is. In place of a block,
+    LMPIPE_NOTIFY_WEBHOOK_URL and LMPIPE_NOTIFY_SLACK_URL in the environment make one.
     """
     from dataclasses import replace
 
     from flows import deploy as deploy_
 
-    site = deploy_.Site(image=image, store=store, gpu_pool=gpu_pool, gpus=gpus)
+    site = deploy_.Site(
+        image=image,
+        store=store,
+        gpu_pool=gpu_pool,
+        gpus=gpus,
+        requeues=requeues,
+        webhook_block=notify_webhook_block,
+        slack_block=notify_slack_block,
+    )
     if folder is not None:
         site = replace(site, folder=folder)
-    changes = deploy_.deploy(site)
-    for change in changes:
+    deployed = deploy_.deploy(site)
+    for change in deployed.changes:
         print(change)
-    print(f"{len(changes)} changes")
+    print(f"notified of failures and alarms: {', '.join(deployed.notified) or 'nobody'}")
+    print(f"{len(deployed.changes)} changes")
 
 
 @app.command()
@@ -129,7 +146,7 @@ def worker(
     limit: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
 ) -> None:
     """Start a worker that takes queued runs of a pool."""
-    from flows.stack import become_worker
+    from flows.worker import become_worker
 
     become_worker(pool, limit)
 

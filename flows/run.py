@@ -14,6 +14,7 @@ from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
 from flows.scale import scale
 from flows.tokenize import tokenize
+from flows.worker import ends_with_worker
 from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
@@ -91,7 +92,7 @@ def execute(
     conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
     with uses:
         try:
-            with conducted_by(conductor):
+            with ends_with_worker(), conducted_by(conductor):
                 compose()
         finally:  # before gc may forget what the run used
             record = {
