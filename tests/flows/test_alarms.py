@@ -11,6 +11,7 @@ from prefect import flow
 from rich.console import Console
 
 from flows.terminal import Terminal
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
 from tasks import prefect_view
@@ -28,7 +29,9 @@ def run(folder: Path, runtime: Runtime) -> tuple[str, list[str]]:
     text = io.StringIO()
     terminal = Terminal(Console(file=text, width=400, color_system=None))
     settings = Settings(Store(str(folder)), runtime)
-    conductor = PrefectConductor(settings, Selection(), {"alarming"}, terminal, "run")
+    conductor = PrefectConductor(
+        settings, Selection(), {"alarming"}, terminal, Origin(flow_run="run")
+    )
 
     @flow(name="alarming")
     def composed() -> None:

@@ -8,6 +8,7 @@ from prefect.runtime import flow_run
 
 from flows.run import Silent
 from flows.worker import ends_with_worker
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
@@ -21,7 +22,8 @@ stepping_task = as_task(stepping, retries=1, retry_delay_seconds=0)
 
 def _conductor(store: str, stage: str) -> PrefectConductor:
     settings = Settings(Store(store), Runtime(ranks=2, device="cpu", threads_per_rank=1))
-    return PrefectConductor(settings, Selection(), {stage}, Silent(), str(flow_run.get_id()))
+    origin = Origin(flow_run=str(flow_run.get_id()))
+    return PrefectConductor(settings, Selection(), {stage}, Silent(), origin)
 
 
 @flow(name="run_alarming")
