@@ -37,17 +37,19 @@ LAUNCHER = (
 
 def worker_command(pool: str, limit: int, kind: str) -> list[str]:
     """Return Prefect's command for a worker, less the interpreter."""
+    module = "flows.docker_worker" if kind == "docker" else "prefect"
     options = ["--pool", pool, "--limit", str(limit), "--install-policy", "never"]
-    return ["-m", "prefect", "worker", "start", *options, *(["--type", kind] if kind else [])]
+    return ["-m", module, "worker", "start", *options, *(["--type", kind] if kind else [])]
 
 
-def become_worker(pool: str, limit: int) -> NoReturn:
+def become_worker(pool: str, limit: int, with_healthcheck: bool) -> NoReturn:
     """Replace this process by a worker of a pool, so that signals reach it directly."""
     from flows.remote import require_server
 
     require_server()
     environment = WORKER_SETTINGS | dict(os.environ)
     command = worker_command(pool, limit, pool_kind(pool))
+    command += ["--with-healthcheck"] if with_healthcheck else []
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # see LAUNCHER
     os.execve(sys.executable, [sys.executable, *command], environment)
 
@@ -56,7 +58,8 @@ def pool_kind(pool: str) -> str:
     """Return the type of a pool of ours; of others the server knows it."""
     from flows.deploy import read_file
 
-    pools = read_file({"LMPIPE_GPU_IMAGE": "-", "LMPIPE_API_URL": "-"})["definitions"]["pools"]
+    unused = dict.fromkeys(("LMPIPE_IMAGE", "LMPIPE_GPU_IMAGE", "LMPIPE_API_URL"), "-")
+    pools = read_file(unused)["definitions"]["pools"]
     kind: str = pools.get(pool, {}).get("type", "")
     return kind
 
