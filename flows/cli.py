@@ -116,8 +116,14 @@ def deploy(
 
     from flows import deploy as deploy_
 
-    pools = {"cpu_pool": cpu_pool, "gpu_pool": gpu_pool}
-    site = deploy_.Site(image=image, cpu_image=cpu_image, store=store, gpus=gpus, **pools)
+    site = deploy_.Site(
+        image=image,
+        cpu_image=cpu_image,
+        store=store,
+        cpu_pool=cpu_pool,
+        gpu_pool=gpu_pool,
+        gpus=gpus,
+    )
     if folder is not None:
         site = replace(site, folder=folder)
     changes = deploy_.deploy(site)

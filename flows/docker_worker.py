@@ -10,7 +10,6 @@ them there. Files on every worker's machine were the other; a container's user m
 """
 
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -34,13 +33,13 @@ def store_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in STORE_VARIABLES if name in environment}
 
 
-class ContainerWithStore(DockerWorkerJobConfiguration):
+class ContainerWithStore(DockerWorkerJobConfiguration):  # type: ignore[misc]
     """A container's settings; what a job variable sets wins over the worker's environment."""
 
     def prepare_for_flow_run(self, *arguments: Any, **options: Any) -> None:
         """Add the store's variables once the settings have left the API's hands."""
         super().prepare_for_flow_run(*arguments, **options)
-        self.env = store_environment(os.environ) | self.env
+        self.env: dict[str, str] = store_environment(os.environ) | self.env
 
 
 with warnings.catch_warnings():
@@ -57,4 +56,4 @@ with warnings.catch_warnings():
 if __name__ == "__main__":
     from prefect.cli import app
 
-    sys.exit(app())
+    app()

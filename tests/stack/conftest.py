@@ -131,3 +131,11 @@ def docker_engine() -> Iterator[DockerEngine]:
         yield engine
     finally:
         engine.delete()
+
+
+@pytest.fixture(scope="session")
+def cpu_image(docker_engine: DockerEngine) -> str:
+    """Our cpu image, built once: minutes on two cores."""
+    tag = "lmpipe:cpu"
+    docker_engine.build(REPOSITORY, "docker/Dockerfile", "--target=cpu", tag=tag)
+    return tag

@@ -1,13 +1,24 @@
-"""docker/compose.yaml is one docker-compose takes, keeps to loopback, and holds no secret."""
+"""docker/compose.yaml is one docker-compose takes, keeps to loopback and secrets, and works."""
 
 import os
+import re
+import socket
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
+from tests.services.compose import SERVICES, WITH_SECOND_PORT, Compose
+from tests.services.docker_engine import DockerEngine
 from tests.services.prefect_server import REPOSITORY
+
+pytestmark = pytest.mark.timeout(1800)  # the first test of a session that wants the image builds it
 
 SECRETS = {
     "LMPIPE_AUTH_STRING": "lmpipe:auth-secret",
@@ -41,9 +52,7 @@ def _services(variables: dict[str, str]) -> dict[str, Any]:
 
 def test_docker_compose_takes_the_file_and_every_image_can_be_overridden() -> None:
     services = _services(SECRETS | IMAGES)
-    assert set(services) == {
-        "postgres", "redis", "seaweedfs", "server", "services", "worker-cpu", "worker-gpu",
-    }  # fmt: skip
+    assert set(services) == SERVICES | {"bucket", "worker-gpu"}
     assert all(service["image"].startswith("own/") for service in services.values())
 
 
@@ -78,3 +87,70 @@ def test_the_bind_address_reaches_every_service() -> None:
         assert "127.0.0.9" in command, name
         assert "127.0.0.1" not in command, name
     assert services["worker-cpu"]["environment"]["PREFECT_API_URL"].startswith("http://127.0.0.9:")
+
+
+@pytest.fixture(scope="module")
+def stack(
+    docker_engine: DockerEngine, cpu_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Compose]:
+    """The stack, up; its worker has no deployments yet."""
+    compose = Compose(
+        docker_engine, tmp_path_factory.mktemp("compose"), docker_engine.build_services()
+    )
+    try:
+        compose.up()
+        yield compose
+    finally:
+        compose.down()
+
+
+def test_every_service_comes_up_and_listens_on_loopback_only(stack: Compose) -> None:
+    running = stack.compose("ps", "--services", "--filter", "status=running").split()
+    assert set(running) >= SERVICES
+    listening = {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in stack.processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {ip for ip, _ in listening} == {"127.0.0.1"}
+    ours = set(stack.ports.values()) | {stack.ports[name] + 10000 for name in WITH_SECOND_PORT}
+    assert {port for _, port in listening} >= ours
+
+
+def test_nobody_enters_without_a_secret(stack: Compose) -> None:
+    api = f"{stack.api_url}/flows/filter"
+    assert httpx.post(api, json={}).status_code == 401
+    assert httpx.post(api, json={}, auth=("lmpipe", "wrong")).status_code == 401
+    assert httpx.post(api, json={}, auth=stack._auth).status_code == 200
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        stack.s3(secret="wrong").list_buckets()
+    buckets = [bucket["Name"] for bucket in stack.s3().list_buckets()["Buckets"]]
+    assert buckets == ["lmpipe"]
+    anonymous = httpx.get(stack.store_environment["AWS_ENDPOINT_URL"] + "/lmpipe?list-type=2")
+    assert anonymous.status_code == 403
+    with socket.create_connection(("127.0.0.1", stack.ports["REDIS"])) as connection:
+        connection.sendall(b"PING\r\n")
+        assert b"NOAUTH" in connection.recv(100)
+
+
+def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s3(
+    stack: Compose, tmp_path: Path
+) -> None:
+    store = "s3://lmpipe/store"
+    printed = stack.lmpipe(tmp_path, "deploy", "--folder", "/opt/lmpipe", "--store", store)
+    assert "deployment curate/curate: created" in printed
+    curate = stack.request("GET", "/deployments/name/curate/curate")
+    recipe = one_crawl_file(curate["parameters"]["recipe"])
+    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "dedup"})
+    assert stack.wait_for(run, timeout_seconds=180) == "COMPLETED"
+    done = stack.lmpipe(tmp_path, "verify", "--store", store, **stack.store_environment)
+    assert re.search(r"^\d+ artifacts, 0 bad objects$", done, re.MULTILINE)
+    listed = stack.lmpipe(tmp_path, "ls", "--store", store, **stack.store_environment)
+    assert {"extract", "signals", "select", "dedup"} <= set(listed.split())
+
+
+def one_crawl_file(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the default recipe with one of its crawl files."""
+    crawl = {"paths": ["demo_data/warc/docs-00003.warc.gz"]}
+    return recipe | {"sources": recipe["sources"] | {"crawl": crawl}}

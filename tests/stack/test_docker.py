@@ -11,15 +11,7 @@ from tests.services.docker_engine import DockerEngine
 from tests.services.prefect_server import REPOSITORY, PrefectServer, ProcessWorker
 from tests.services.processes import wait_until
 
-IMAGE = "lmpipe:cpu"
-
 pytestmark = pytest.mark.timeout(1800)  # the build alone takes minutes on two cores
-
-
-@pytest.fixture(scope="module")
-def cpu_image(docker_engine: DockerEngine) -> str:
-    docker_engine.build(REPOSITORY, target="cpu", tag=IMAGE, timeout_seconds=1500)
-    return IMAGE
 
 
 @pytest.fixture(scope="module")
