@@ -27,6 +27,7 @@ SECRETS = {
     "LMPIPE_S3_KEY": "s3-key",
     "LMPIPE_S3_SECRET": "s3-secret",
 }
+SMALL_FILES = ("common-crawl", "heritrix-2008")
 IMAGES = {
     "LMPIPE_IMAGE": "own/lmpipe",
     "LMPIPE_GPU_IMAGE": "own/lmpipe-gpu",
@@ -141,16 +142,16 @@ def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s
     printed = stack.lmpipe(tmp_path, "deploy", "--folder", "/opt/lmpipe", "--store", store)
     assert "deployment curate/curate: created" in printed
     curate = stack.request("GET", "/deployments/name/curate/curate")
-    recipe = one_crawl_file(curate["parameters"]["recipe"])
+    recipe = few_pages(curate["parameters"]["recipe"])
     run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "dedup"})
-    assert stack.wait_for(run, timeout_seconds=180) == "COMPLETED"
+    assert stack.wait_for(run, timeout_seconds=400) == "COMPLETED"
     done = stack.lmpipe(tmp_path, "verify", "--store", store, **stack.store_environment)
     assert re.search(r"^\d+ artifacts, 0 bad objects$", done, re.MULTILINE)
     listed = stack.lmpipe(tmp_path, "ls", "--store", store, **stack.store_environment)
     assert {"extract", "signals", "select", "dedup"} <= set(listed.split())
 
 
-def one_crawl_file(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the default recipe with one of its crawl files."""
-    crawl = {"paths": ["demo_data/warc/docs-00003.warc.gz"]}
+def few_pages(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the default recipe with 27 of its pages."""
+    crawl = {"paths": [f"demo_data/warc/{name}.warc.gz" for name in SMALL_FILES]}
     return recipe | {"sources": recipe["sources"] | {"crawl": crawl}}
