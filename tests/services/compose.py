@@ -19,7 +19,7 @@ from tests.services.processes import ServiceError, wait_until
 FILE = REPOSITORY / "docker" / "compose.yaml"
 SERVICES = {"postgres", "redis", "seaweedfs", "server", "services", "worker-cpu"}
 WITH_SECOND_PORT = ("S3", "S3_MASTER", "S3_VOLUME", "S3_FILER")
-PORTS = ("SERVER", "POSTGRES", "REDIS", *WITH_SECOND_PORT, "CPU_WORKER")
+PORTS = ("SERVER", "POSTGRES", *WITH_SECOND_PORT, "CPU_WORKER")
 
 
 class Compose(PrefectServer):
@@ -35,7 +35,6 @@ class Compose(PrefectServer):
         self.secrets = {
             "LMPIPE_AUTH_STRING": self.auth_string,
             "LMPIPE_POSTGRES_PASSWORD": secrets.token_hex(16),
-            "LMPIPE_REDIS_PASSWORD": secrets.token_hex(16),
             "LMPIPE_S3_KEY": secrets.token_hex(8),
             "LMPIPE_S3_SECRET": secrets.token_hex(16),
         }

@@ -55,13 +55,13 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    """A Redis with a password."""
+    """A Redis on a socket that only we may open."""
     service = Redis(tmp_path_factory.mktemp("redis") / "data")
     try:
         service.start()
         yield service
     finally:
-        service.process.stop()
+        service.delete()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import secrets
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 from tests.services.postgres import Postgres
 from tests.services.prefect_server import PrefectServer, ProcessWorker
 from tests.services.processes import wait_until
-from tests.services.redis import Redis
 from tests.services.seaweedfs import SECRET, SeaweedFS
+from tests.stack.leaky_stage import URL_PASSWORD
 
 BUCKET = "secrets"
-URL_WORD = secrets.token_hex(12)  # a password in a URL; no variable's name says that it is one
 # What the API lists, each with its own filter; `events` is asked apart.
 LISTS = (
     "flows", "flow_runs", "task_runs", "logs", "artifacts", "deployments", "work_pools",
@@ -25,15 +23,14 @@ LISTS = (
 
 
 @pytest.fixture(scope="module")
-def known(prefect_server: PrefectServer, postgres: Postgres, redis: Redis) -> dict[str, str]:
+def known(prefect_server: PrefectServer, postgres: Postgres) -> dict[str, str]:
     """All secrets of the stack."""
     return {
         "auth string": prefect_server.auth_string,
         "auth password": prefect_server.auth_string.partition(":")[2],
         "S3 secret": SECRET,
         "PostgreSQL password": postgres.password,
-        "Redis password": redis.password,
-        "password in a URL": URL_WORD,
+        "password in a URL": URL_PASSWORD,
     }
 
 
@@ -42,15 +39,13 @@ def worker(
     prefect_server: PrefectServer,
     seaweedfs: SeaweedFS,
     postgres: Postgres,
-    redis: Redis,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ProcessWorker]:
     """A worker with every secret in its environment, also those that only the server needs."""
     prefect_server.create_pool("secrets")
     environment = seaweedfs.environment | {
         "LMPIPE_POSTGRES_PASSWORD": postgres.password,
-        "LMPIPE_REDIS": redis.url(),
-        "LMPIPE_TEST_URL_WORD": URL_WORD,
+        "LMPIPE_DATABASE": postgres.create_database("unused"),
         "PREFECT_LOGGING_LEVEL": "DEBUG",
     }
     process = ProcessWorker(
@@ -67,7 +62,7 @@ def worker(
 def failed_run(prefect_server: PrefectServer, worker: ProcessWorker, seaweedfs: SeaweedFS) -> str:
     """A run whose first stage ends well and whose second fails, both with many words."""
     store = seaweedfs.create_bucket(BUCKET)
-    leaky = prefect_server.create_deployment("tests/stack/leaky.py:run_leaky", pool="secrets")
+    leaky = prefect_server.create_deployment("tests/stack/leaky_flow.py:run_leaky", pool="secrets")
     run = prefect_server.submit(leaky, store=store)
     assert prefect_server.wait_for(run, frozenset({"FAILED"}), timeout_seconds=300) == "FAILED"
     return run
@@ -95,7 +90,9 @@ def test_the_stages_words_are_kept_without_the_secrets(
 ) -> None:
     """Else the tests below would pass on nothing."""
     wait_until(
-        lambda: any("entering with ***" in line for line in prefect_server.logs(failed_run)),
+        lambda: any(
+            row["message"] == "entering with ***" for row in everything(prefect_server, "logs")
+        ),
         timeout_seconds=30,
         what="the stage's log event",
     )
