@@ -74,9 +74,11 @@ class Compose(PrefectServer):
         """End the stack and delete its data."""
         self.compose("down", "--volumes")
 
-    def container(self, service: str) -> str:
-        """Return a service's container."""
-        return self.compose("ps", "--quiet", service).strip()
+    def task_state(self, run: str, task: str) -> str:
+        """Return the state of a run's task, "" before it has one."""
+        body = {"flow_runs": {"id": {"any_": [run]}}, "task_runs": {"name": {"any_": [task]}}}
+        found = self.request("POST", "/task_runs/filter", body)
+        return str(found[0]["state_type"]) if found else ""
 
     def processes(self) -> list[psutil.Process]:
         """Return every process of every container, as the host sees them."""

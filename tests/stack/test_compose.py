@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from botocore.exceptions import ClientError
 from tests.services.compose import SERVICES, WITH_SECOND_PORT, Compose
 from tests.services.docker_engine import DockerEngine
 from tests.services.prefect_server import REPOSITORY
+from tests.services.processes import wait_until
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a session that wants the image builds it
 
@@ -139,15 +141,30 @@ def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s
     assert "deployment curate/curate: created" in printed
     curate = stack.request("GET", "/deployments/name/curate/curate")
     recipe = few_pages(curate["parameters"]["recipe"])
-    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "dedup"})
+    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "select"})
     assert stack.wait_for(run, timeout_seconds=400) == "COMPLETED"
     done = stack.lmpipe(tmp_path, "verify", "--store", store, **stack.store_environment)
     assert re.search(r"^\d+ artifacts, 0 bad objects$", done, re.MULTILINE)
     listed = stack.lmpipe(tmp_path, "ls", "--store", store, **stack.store_environment)
-    assert {"extract", "signals", "select", "dedup"} <= set(listed.split())
+    assert {"extract", "signals", "select"} <= set(listed.split())
 
 
 def few_pages(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return the default recipe with 27 of its pages."""
     crawl = {"paths": [f"demo_data/warc/{name}.warc.gz" for name in SMALL_FILES]}
-    return recipe | {"sources": recipe["sources"] | {"crawl": crawl}}
+    sources, runtime = recipe["sources"] | {"crawl": crawl}, recipe["runtime"] | {"workers": 1}
+    return recipe | {"sources": sources, "runtime": runtime}
+
+
+def test_a_stopped_worker_lets_its_run_end_and_report_itself(stack: Compose) -> None:
+    curate = stack.request("GET", "/deployments/name/curate/curate")
+    run = stack.submit(curate["id"], selection={"until_stage": "extract"})
+    wait_until(
+        lambda: stack.task_state(run, "extract") == "RUNNING",
+        timeout_seconds=240,
+        what="the extract task of the run",
+    )
+    started = time.monotonic()
+    stack.compose("stop", "worker-cpu")
+    assert time.monotonic() - started < 55, "killed by the engine after the grace period"
+    assert stack.state(run) != "RUNNING"
