@@ -19,22 +19,22 @@ pytestmark = pytest.mark.timeout(1800)  # the build alone takes minutes on two c
 
 
 @pytest.fixture(scope="module")
-def deployed(
-    prefect_server: PrefectServer, seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
+def in_containers(
+    deployed: PrefectServer, seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrefectServer]:
     """The server, with all that we deploy going to containers without a GPU."""
     folder = tmp_path_factory.mktemp("deploy")
     store = seaweedfs.create_bucket(BUCKET)
     pools = ["--cpu-pool", "cpu-docker", "--gpu-pool", "cpu-docker"]
-    prefect_server.lmpipe(folder, "deploy", *pools, "--store", store)
-    yield prefect_server
-    prefect_server.lmpipe(folder, "deploy", "--folder", str(REPOSITORY))
+    deployed.lmpipe(folder, "deploy", *pools, "--store", store)
+    yield deployed
+    deployed.lmpipe(folder, "deploy", "--folder", str(REPOSITORY))
 
 
 @pytest.fixture(scope="module")
 def docker_worker(
     docker_engine: DockerEngine,
-    deployed: PrefectServer,
+    in_containers: PrefectServer,
     seaweedfs: SeaweedFS,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ServiceProcess]:
@@ -43,7 +43,7 @@ def docker_worker(
         "lmpipe-worker",
         [sys.executable, "-m", "flows.cli", "worker", "cpu-docker"],
         tmp_path_factory.mktemp("worker"),
-        environment=deployed.environment
+        environment=in_containers.environment
         | docker_engine.environment
         | seaweedfs.environment
         | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
@@ -94,26 +94,26 @@ def test_the_image_runs_as_a_user_who_cannot_write_the_code(
 
 def test_a_queued_run_of_the_pipeline_completes_in_a_container_and_writes_to_s3(
     cpu_image: str,
-    deployed: PrefectServer,
+    in_containers: PrefectServer,
     docker_worker: ServiceProcess,
     seaweedfs: SeaweedFS,
     tmp_path: Path,
 ) -> None:
     """Recipe, image, pool and keys are what a user would have: none is the test's own."""
-    curate = deployed.request("GET", "/deployments/name/curate/curate")
+    curate = in_containers.request("GET", "/deployments/name/curate/curate")
     assert (curate["work_pool_name"], curate["job_variables"]["image"]) == ("cpu-docker", cpu_image)
     recipe = curate["parameters"]["recipe"]
     recipe["sources"]["crawl"]["paths"] = ["demo_data/warc/common-crawl.warc.gz"]
-    run = deployed.submit(curate["id"], recipe=recipe, selection={"until_stage": "extract"})
-    assert deployed.wait_for(run, timeout_seconds=300) == "COMPLETED"
-    assert "docker" in deployed.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
+    run = in_containers.submit(curate["id"], recipe=recipe, selection={"until_stage": "extract"})
+    assert in_containers.wait_for(run, timeout_seconds=300) == "COMPLETED"
+    assert "docker" in in_containers.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
 
     store = ["--store", f"s3://{BUCKET}"]
-    listed = deployed.lmpipe(tmp_path, "ls", *store, **seaweedfs.environment)
+    listed = in_containers.lmpipe(tmp_path, "ls", *store, **seaweedfs.environment)
     assert {"source", "extract"} <= set(listed.split())
-    verified = deployed.lmpipe(tmp_path, "verify", *store, **seaweedfs.environment)
+    verified = in_containers.lmpipe(tmp_path, "verify", *store, **seaweedfs.environment)
     assert re.search(r"^\d+ artifacts, 0 bad objects$", verified, re.MULTILINE)
 
-    shown = json.dumps([curate, deployed.request("GET", f"/flow_runs/{run}")])
+    shown = json.dumps([curate, in_containers.request("GET", f"/flow_runs/{run}")])
     assert SECRET not in shown
     assert SECRET not in docker_worker.log_path.read_text()
