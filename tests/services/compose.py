@@ -71,8 +71,13 @@ class Compose(PrefectServer):
             return False
 
     def down(self) -> None:
-        """End the stack and delete its data."""
+        """End the stack, delete its data, and make sure that nothing of it is left."""
         self.compose("down", "--volumes")
+        ours = f"--filter=label=com.docker.compose.project={self.project}"
+        left = self.engine.docker("ps", "--all", "--quiet", ours).split()
+        left += self.engine.docker("volume", "ls", "--quiet", ours).split()
+        left += [str(port) for port in self.ports.values() if not _is_free(port)]
+        assert not left, f"left after down: {left}"
 
     def task_state(self, run: str, task: str) -> str:
         """Return the state of a run's task, "" before it has one."""
@@ -123,6 +128,7 @@ def _free_pairs(count: int) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections linger
         try:
             listener.bind(("127.0.0.1", port))
         except OSError:
