@@ -1,11 +1,11 @@
-"""Run a command, and let the container live until what the command left behind has ended.
+"""Run a command; when the container is stopped, end what the command started before it.
 
-A worker that is stopped ends at once; its runs notice that, end their stages in order and report
-themselves crashed. Without this the container would end with the worker, the kernel would kill the
-runs, and the server would miss nobody for ten minutes. `docker stop` still has the last word: it
-kills all when its grace period is over.
+A worker ends at once when it is told to. Its runs then write into broken pipes and end without a
+word, and the server misses them only after minutes without heartbeats. So they are told first,
+while the worker, halted, takes no new one: each ends its stage in order and reports itself crashed.
+`docker stop` has the last word: it kills all when its grace period is over.
 
-    tini -g -- python docker/entry.py COMMAND...
+    tini -- python docker/entry.py COMMAND...
 """
 
 import os
@@ -14,21 +14,35 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 
-def is_left(pid: int) -> bool:
-    """Whether a process came from the command and lives; `docker exec` starts others, below 0."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return pid not in (1, os.getpid()) and state != "Z" and parent != "0"
+def children(parent: int) -> list[int]:
+    """Return the living children of a process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, its_parent = path.read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_parent) == parent and state != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
-# tini signals the whole group: the command has its own copy, and we outlive it
-signal.signal(signal.SIGTERM, lambda number, frame: None)
-signal.signal(signal.SIGINT, lambda number, frame: None)
-code = subprocess.Popen(sys.argv[1:]).wait()
-while os.getppid() == 1 and any(is_left(int(p.name)) for p in Path("/proc").glob("[0-9]*")):
-    time.sleep(0.2)
+def stop(number: int, frame: FrameType | None) -> None:
+    """End the command's children, then the command."""
+    os.kill(command.pid, signal.SIGSTOP)
+    for pid in children(command.pid):
+        os.kill(pid, signal.SIGTERM)
+    while children(command.pid):
+        time.sleep(0.2)
+    os.kill(command.pid, signal.SIGTERM)
+    os.kill(command.pid, signal.SIGCONT)
+
+
+command = subprocess.Popen(sys.argv[1:])
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+code = command.wait()
 sys.exit(code if code >= 0 else 128 - code)

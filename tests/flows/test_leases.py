@@ -16,6 +16,8 @@ from tasks.conductor import Settings, conducted_by
 from tasks.selection import Selection
 from tests.artifacts.stages import CountConfig, count
 
+pytestmark = pytest.mark.usefixtures("prefect_server")  # never the user's own
+
 on_gpu = as_task(count, tags=("gpu",))
 on_cpu = as_task(count, tags=("cpu",))
 
