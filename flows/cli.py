@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flows import operations
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Bring data in from outside.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(operations.app)  # alias, gc, accounting
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
 Changes = Annotated[
@@ -107,10 +109,18 @@ def deploy(
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Slots of the limit that GPU stages share.")
     ] = None,
+    requeues: Annotated[
+        int, typer.Option(min=1, max=100, help="How often a crashed run is queued again.")
+    ] = 2,
+    notify_webhook_block: Annotated[
+        str, typer.Option(help="Webhook block that is notified of failures and alarms.")
+    ] = "",
+    notify_slack_block: Annotated[str, typer.Option(help="Slack block that is, likewise.")] = "",
 ) -> None:
     """Register pools, queues, limits, deployments and automations; a second time changes nothing.
 
-    Schedules are made switched off; what is switched in the UI stays as it is.
+    Schedules are made switched off; what is switched in the UI stays as it is. In place of a block,
+    LMPIPE_NOTIFY_WEBHOOK_URL and LMPIPE_NOTIFY_SLACK_URL in the environment make one.
     """
     from dataclasses import replace
 
@@ -123,13 +133,17 @@ def deploy(
         cpu_pool=cpu_pool,
         gpu_pool=gpu_pool,
         gpus=gpus,
+        requeues=requeues,
+        webhook_block=notify_webhook_block,
+        slack_block=notify_slack_block,
     )
     if folder is not None:
         site = replace(site, folder=folder)
-    changes = deploy_.deploy(site)
-    for change in changes:
+    deployed = deploy_.deploy(site)
+    for change in deployed.changes:
         print(change)
-    print(f"{len(changes)} changes")
+    print(f"notified of failures and alarms: {', '.join(deployed.notified) or 'nobody'}")
+    print(f"{len(deployed.changes)} changes")
 
 
 @app.command()
@@ -143,7 +157,7 @@ def worker(
     ] = False,
 ) -> None:
     """Start a worker that takes queued runs of a pool."""
-    from flows.stack import become_worker
+    from flows.worker import become_worker
 
     become_worker(pool, limit, with_healthcheck)
 
@@ -171,18 +185,21 @@ def list_artifacts(
 
     from lmpipe.artifacts.lookup import list_manifests
     from lmpipe.artifacts.store import Store
+    from lmpipe.artifacts.tombstone import when_collected
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("stage", "id", "finished", "seconds", "objects", "bytes"):
         table.add_column(column, no_wrap=True)
-    for manifest in list_manifests(Store(store), stage or None):
+    opened = Store(store)
+    for manifest in list_manifests(opened, stage or None):
+        num_bytes = f"{sum(file.bytes for file in manifest.outputs):,}"
         table.add_row(
             manifest.stage,
             manifest.id,
             manifest.provenance.finished[:19],
             f"{manifest.provenance.seconds:.1f}",
             str(len(manifest.outputs)),
-            f"{sum(file.bytes for file in manifest.outputs):,}",
+            "gone" if when_collected(opened, manifest) else num_bytes,
         )
     Console().print(table)
 
@@ -231,17 +248,20 @@ def verify(
     """Hash every object again and list what is lost or changed."""
     from lmpipe.artifacts.lookup import find_by_prefix, list_manifests
     from lmpipe.artifacts.store import Store
+    from lmpipe.artifacts.tombstone import when_collected
     from lmpipe.artifacts.types import Artifact
 
     opened = Store(store)
     manifests = [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened)
     console, bad = Console(), 0
-    for manifest in manifests:
+    collected = [manifest for manifest in manifests if when_collected(opened, manifest)]
+    for manifest in (manifest for manifest in manifests if manifest not in collected):
         wrong = Artifact(opened, manifest).corrupt()
         bad += len(wrong)
         for name in wrong:
             console.print(f"[red]BAD[/] {manifest.stage}/{manifest.id} {name}", highlight=False)
-    console.print(f"{len(manifests)} artifacts, {bad} bad objects", highlight=False)
+    gone = f", {len(collected)} collected by gc" if collected else ""
+    console.print(f"{len(manifests)} artifacts, {bad} bad objects{gone}", highlight=False)
     if bad:
         raise typer.Exit(1)
 
@@ -353,11 +373,12 @@ def _report_page(recipe: Any, steps: list[Any]) -> str:
 
 def _page_of(store: Any, steps: list[dict[str, Any]]) -> Any:
     from lmpipe.artifacts.lookup import read_manifest
+    from lmpipe.artifacts.tombstone import when_collected
     from lmpipe.artifacts.types import Report
 
     for step in steps:
         entry = read_manifest(store, "report", step["artifact"]) if step["artifact"] else None
-        if entry is not None:
+        if entry is not None and not when_collected(store, entry[0]):
             return Report(store, entry[0])
     return None
 

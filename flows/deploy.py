@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from flows.automations import AUTOMATIONS
+from flows.automations import crash_zombies, notify, requeue_crashed
+from flows.notifications import find_channels
 from flows.prefect_api import Json, PrefectApi
 from flows.recipe import INSTALLATION, PipelineConfig, load_recipe
 from flows.remote import GPU_LIMIT, deployed_parameters, require_server
@@ -42,6 +43,9 @@ class Site:
         gpu_pool: where the deployments of the pool `gpu` go.
         gpus: slots of the limit on GPUs; None leaves the limit as it is.
         recipe: name of the default recipe.
+        requeues: how often a crashed run is queued again.
+        webhook_block: name of a block that is notified; empty: our own, if its URL is known.
+        slack_block: likewise.
     """
 
     folder: Path = INSTALLATION
@@ -52,10 +56,21 @@ class Site:
     gpu_pool: str = "gpu"
     gpus: int | None = None
     recipe: str = "demo"
+    requeues: int = 2
+    webhook_block: str = ""
+    slack_block: str = ""
 
 
-def deploy(site: Site) -> list[str]:
-    """Bring the server to what the file says and return what changed, nothing the second time."""
+@dataclass(frozen=True)
+class Deployed:
+    """What deploy did: the changes, none the second time, and the blocks that are notified."""
+
+    changes: list[str]
+    notified: list[str]
+
+
+def deploy(site: Site) -> Deployed:
+    """Bring the server to what the file says."""
     api_url = require_server()
     from prefect.client.orchestration import get_client
 
@@ -75,9 +90,10 @@ def deploy(site: Site) -> list[str]:
         for entry in file["deployments"]:
             flow = entry["entrypoint"].rpartition(":")[2]
             api.deployment(flow, deployment(entry, pools, site), _schedules(entry))
-        for automation in AUTOMATIONS:
+        channels = find_channels(site.webhook_block, site.slack_block, api.changes)
+        for automation in [crash_zombies(), requeue_crashed(site.requeues), *notify(channels)]:
             api.automation(automation)
-    return api.changes
+    return Deployed(api.changes, [channel.name for channel in channels])
 
 
 def read_file(values: dict[str, str]) -> Json:

@@ -4,16 +4,21 @@ Apart from the compositions because importing Prefect takes 3 s, and a plan must
 """
 
 from prefect import flow
+from prefect.artifacts import create_table_artifact
 from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 
+from flows.maintenance import RunRetention, keep_house
 from flows.recipe import PipelineConfig, parse_recipe
 from flows.remote import FlowName, publish_plan, publish_steps, submit
 from flows.run import Silent, execute, plan_run
+from lmpipe.artifacts.retention import RetentionPolicy
 from tasks.plan import Step
 from tasks.selection import Selection
 
 EVERYTHING = Selection()
+OLD_RUNS = RunRetention()
+GARBAGE = RetentionPolicy()
 
 
 @flow(name="pipeline", flow_run_name="{recipe.name}", log_prints=True)
@@ -118,6 +123,28 @@ def rerun(
     if approve:
         suspend_flow_run(key="approval", timeout=7 * 24 * 3600)
     submit(flow, loaded, selection, asked_by=flow_run.get_id() or "")
+
+
+@flow(name="housekeeping", flow_run_name="housekeeping", log_prints=True)
+def housekeeping(
+    runs: RunRetention = OLD_RUNS,
+    store: str = "",
+    artifacts: RetentionPolicy = GARBAGE,
+    preview: bool = False,
+) -> None:
+    """Delete old flow runs, and a store's garbage.
+
+    Args:
+        runs: which flow runs go, with their task runs, logs and artifacts in Prefect.
+        store: root of a store whose garbage is collected too; empty: none.
+        artifacts: what stays in that store.
+        preview: only say how many.
+    """
+    rows = keep_house(runs, store, artifacts, preview)
+    verb = "would delete" if preview else "deleted"
+    for row in rows:
+        print(f"{verb} {row['deleted']} {row['what']}")
+    create_table_artifact(rows, key="housekeeping", description=f"What housekeeping {verb}")
 
 
 class _Printed(Silent):

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Documents
 from lmpipe.errors import StoreError
 
@@ -15,7 +16,7 @@ def print_fate(console: Console, document: str, root: str) -> None:
     found = False
     for manifest in list_manifests(Store(root)):
         artifact = Documents(Store(root), manifest)
-        if bucket not in artifact.names():
+        if bucket not in artifact.names() or when_collected(artifact.store, manifest):
             continue
         with artifact.open(bucket) as file:
             rows = pq.read_table(file, filters=[("id", "=", document)]).to_pylist()
@@ -26,4 +27,7 @@ def print_fate(console: Console, document: str, root: str) -> None:
                 if value is not None and key not in ("id", "stage", "reason"):
                     console.print(f"  {key}: {value}", markup=False, highlight=False)
     if not found:
-        raise StoreError(f"no ledger in {root} holds {document}: it was kept, or never extracted")
+        raise StoreError(
+            f"no ledger in {root} holds {document}: it was kept, never extracted, or removed by an "
+            "artifact that gc has collected"
+        )

@@ -14,8 +14,11 @@ from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
 from flows.scale import scale
 from flows.tokenize import tokenize
+from flows.worker import ends_with_worker
 from lmpipe.artifacts.events import Event
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
+from lmpipe.artifacts.uses import RunUses
 from tasks.bridge import Listener, PrefectConductor
 from tasks.conductor import conducted_by
 from tasks.plan import Step, check_runnable, plan
@@ -79,22 +82,35 @@ def execute(
     planned = plan_run(flow, recipe, selection)
     allowed = selection.allowed([step.name for step in planned])
     started = now()
-    conductor = PrefectConductor(
-        settings, selection, allowed, listener or Silent(), flow_run or secrets.token_hex(6)
+    origin = Origin(
+        flow_run=flow_run or secrets.token_hex(6),
+        flow_run_name=prefect_name(),
+        flow=flow,
+        recipe=recipe.name,
     )
-    try:
-        with conducted_by(conductor):
-            compose()
-    finally:
-        record = {
-            "recipe": recipe.model_dump(mode="json"),
-            "flow": flow,
-            "flow_run": flow_run,
-            "selection": selection.model_dump(mode="json"),
-            "started": started,
-            "finished": now(),
-            "steps": [vars(step) for step in conductor.steps],
-        }
-        path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
-        settings.store.create(path, json.dumps(record, indent=1).encode())
+    uses = RunUses(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
+    conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
+    with uses:
+        try:
+            with ends_with_worker(), conducted_by(conductor):
+                compose()
+        finally:  # before gc may forget what the run used
+            record = {
+                "recipe": recipe.model_dump(mode="json"),
+                "flow": flow,
+                "flow_run": flow_run,
+                "selection": selection.model_dump(mode="json"),
+                "started": started,
+                "finished": now(),
+                "steps": [vars(step) for step in conductor.steps],
+            }
+            path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
+            settings.store.create(path, json.dumps(record, indent=1).encode())
     return conductor.steps
+
+
+def prefect_name() -> str:
+    """Return the name of the Prefect flow run that we are in, or ""."""
+    from prefect.runtime import flow_run
+
+    return str(flow_run.get_name() or "")

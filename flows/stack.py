@@ -1,4 +1,4 @@
-"""Workers, and the whole stack of one machine as child processes."""
+"""The whole stack of one machine as child processes."""
 
 import os
 import secrets
@@ -15,51 +15,13 @@ from typing import NoReturn
 import httpx
 from rich.console import Console
 
+from flows.worker import WORKER_SETTINGS
 from lmpipe.errors import ConfigError, LmpipeError
 from lmpipe.runtime.processes import describe_exit, end_trees
 
-WORKER_SETTINGS = {
-    "PREFECT_WORKER_QUERY_SECONDS": "5",  # how long a queued run waits for nothing
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
-    # A server whose database is away answers 500, which clients take for final: a run that ends in
-    # those seconds could not say so. Seven tries, pauses doubling from 2 s, are four minutes.
-    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
-    "PREFECT_CLIENT_MAX_RETRIES": "7",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-}
 SERVER_START_SECONDS = 180.0  # a fresh home migrates its database for 55 s
 GRACE_SECONDS = 40.0  # a worker ends its runs: Prefect grants those 30 s
 AUTH_FILE = "lmpipe-auth-string"
-
-
-def worker_command(pool: str, limit: int, kind: str) -> list[str]:
-    """Return Prefect's command for a worker, less the interpreter."""
-    module = "flows.docker_worker" if kind == "docker" else "prefect"
-    options = ["--pool", pool, "--limit", str(limit), "--install-policy", "never"]
-    return ["-m", module, "worker", "start", *options, *(["--type", kind] if kind else [])]
-
-
-def become_worker(pool: str, limit: int, with_healthcheck: bool) -> NoReturn:
-    """Replace this process by a worker of a pool, so that signals reach it directly."""
-    from flows.remote import require_server
-
-    require_server()
-    environment = WORKER_SETTINGS | dict(os.environ)
-    command = worker_command(pool, limit, pool_kind(pool))
-    command += ["--with-healthcheck"] if with_healthcheck else []
-    # A shell starts what it runs in the background with SIGINT ignored; a worker ends by SIGINT.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.execve(sys.executable, [sys.executable, *command], environment)
-
-
-def pool_kind(pool: str) -> str:
-    """Return the type of a pool of ours; of others the server knows it."""
-    from flows.deploy import read_file
-
-    unused = dict.fromkeys(("LMPIPE_IMAGE", "LMPIPE_GPU_IMAGE", "LMPIPE_API_URL"), "-")
-    pools = read_file(unused)["definitions"]["pools"]
-    kind: str = pools.get(pool, {}).get("type", "")
-    return kind
 
 
 class Children:
@@ -140,7 +102,7 @@ def up(console: Console, port: int, store: str) -> None:
         if subprocess.run([*deploy, "--store", store], env=environment).returncode != 0:
             raise LmpipeError("the deployments could not be registered")
         for pool in dict.fromkeys(["cpu", gpu_pool]):
-            children.start(f"{pool} worker", worker_command(pool, 1, "process"), environment)
+            children.start(f"{pool} worker", ["-m", "flows.cli", "worker", pool], environment)
         console.print(_how_to_use(url, secret), highlight=False, markup=False, soft_wrap=True)
         while True:
             children.check()

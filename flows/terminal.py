@@ -63,6 +63,9 @@ class Terminal:
             elif time.monotonic() - self._shown_at > PLAIN_INTERVAL_SECONDS:
                 self._shown_at = time.monotonic()
                 self._console.print(f"{name}: {text}", markup=False, highlight=False)
+        elif event["type"] == "alarm":
+            text = f"[bold red]ALARM[/] {escape(name)}: {escape(event['message'])}"
+            self._console.print(text, highlight=False)
         elif event["type"] == "log" and (self._verbose or event["level"] != "debug"):
             self._console.print(f"{name}: {event['message']}", markup=False, highlight=False)
 

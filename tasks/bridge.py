@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from lmpipe.artifacts.build import find
 from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.lookup import identify, read_manifest
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.stage import A, Inputs, Stage
+from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime import Runtime
 from tasks.conductor import Call, Policy, Settings, StageTask
@@ -72,7 +74,9 @@ class PrefectConductor:
         selection: what may be built.
         allowed: names of the steps that may be built.
         listener: hears what happens.
-        run: names this run in manifests of what it forces, so that a retry does not force again.
+        origin: names this run in the manifests of what it builds, so that they can be accounted
+            for, and a retry does not force again.
+        uses: where the run writes down what it uses, so that gc leaves it alone.
     """
 
     def __init__(
@@ -81,13 +85,15 @@ class PrefectConductor:
         selection: Selection,
         allowed: set[str],
         listener: Listener,
-        run: str,
+        origin: Origin,
+        uses: RunUses | None = None,
     ) -> None:
         self._settings = settings
         self._selection = selection
         self._allowed = allowed
         self._listener = listener
-        self._run = run
+        self._origin = origin
+        self._uses = uses
         self.steps: list[Step] = []
 
     def call(self, call: Call[A]) -> A:
@@ -97,6 +103,8 @@ class PrefectConductor:
             return self._skip(call, f"needs {_names(bound)}")
         runtime = self._settings.runtime_of(call)
         identity = identify(call.stage, call.config, bound)
+        if self._uses is not None:
+            self._uses.take(call.stage.name, identity)
         force = self._selection.forces(call.name) and not self._forced_before(call, identity)
         if not force:
             found = find(call.stage, identity, self._settings.store, runtime)
@@ -139,6 +147,7 @@ class PrefectConductor:
                     sink=on_event,
                     line_sink=on_line,
                     reason=self._reason(force),
+                    origin=self._origin.model_copy(update={"step": call.name}),
                 )
         finally:
             view.close()
@@ -160,7 +169,7 @@ class PrefectConductor:
 
     @property
     def _force_mark(self) -> str:
-        return f"forced by run {self._run}"
+        return f"forced by run {self._origin.flow_run}"
 
     def _forced_before(self, call: Call[Any], identity: str) -> bool:
         """Whether this run has forced the step already: a retry must not train twice."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from lmpipe.artifacts.lookup import identify, nearest, read_manifest
 from lmpipe.artifacts.stage import A, Inputs, Role
+from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Artifact, open_artifact
 from lmpipe.errors import ConfigError
 from tasks.conductor import Call, Settings, conducted_by
@@ -67,12 +68,15 @@ class Planner:
         found = None
         if entry is not None:
             found = open_artifact(store, entry[0], call.runtime.get("locations"))
+        collected = when_collected(store, entry[0]) if entry is not None else ""
         lost = found.missing() if found is not None else []
         forced = self._selection.forces(call.name)
-        if found is not None and not lost and not forced:
+        if found is not None and not lost and not forced and not collected:
             return found
         if forced:
             why = "forced"
+        elif collected:
+            why = f"its objects were collected by gc on {collected[:10]}"
         elif lost:
             why = f"lost {len(lost)} of its objects, such as {lost[0]}"
         else:

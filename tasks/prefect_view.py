@@ -1,9 +1,12 @@
-"""What a stage's task run shows in Prefect: progress, tables, a summary, and its log.
+"""What a stage's task run shows in Prefect: progress, tables, a summary, its log and its alarms.
 
 Events arrive from threads that read pipes. Calls to the API are slow and can fail, so one worker
 thread makes them, from a bounded queue and thinned to a rate that a busy server bears. What does
 not fit is counted and dropped here, and stays whole in the log stored beside the attempt. A view
 that fails never fails the stage.
+
+An alarm becomes a warning in the log and a Prefect event `lmpipe.<name>`, which automations notify
+on. Prefect adds the flow run, task run, deployment and tags to it by itself.
 """
 
 import contextvars
@@ -21,6 +24,8 @@ LINES_PER_SECOND = 40  # one million lines at full rate would be 25,000 API batc
 PROGRESS_SECONDS = 2.0
 QUEUE_LENGTH = 1000
 REPORT_LINK_SECONDS = 7 * 24 * 3600  # the longest that S3 signs a link for
+ALARM_SECONDS = 10.0  # how long an alarm waits for room in a full queue; the rest is dropped
+EVENT_PREFIX = "lmpipe."
 
 
 class PrefectView:
@@ -64,7 +69,10 @@ class PrefectView:
     def event(self, event: Event) -> None:
         """Take an event; never blocks the stage for long, never raises."""
         try:
-            self._queue.put_nowait(event)
+            if event["type"] == "alarm":
+                self._queue.put(event, timeout=ALARM_SECONDS)
+            else:
+                self._queue.put_nowait(event)
         except queue.Full:
             self._dropped += 1
 
@@ -114,6 +122,8 @@ class PrefectView:
             case "log":
                 level = logging.getLevelNamesMapping()[event["level"].upper()]
                 self._logger.log(level, "%s", event["message"])
+            case "alarm":
+                self._alarm(event)
 
     def _progress(self, event: Event) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -131,6 +141,19 @@ class PrefectView:
             )
         else:
             update_progress_artifact(self._progress_id, percent, description=text)
+
+    def _alarm(self, event: Event) -> None:
+        from prefect.events import emit_event
+
+        self._logger.warning("ALARM %s: %s", event["name"], event["message"])
+        emit_event(
+            EVENT_PREFIX + event["name"],
+            resource={
+                "prefect.resource.id": f"lmpipe.stage.{self._key}",
+                "prefect.resource.name": self._name,
+            },
+            payload={"message": event["message"], "values": event["values"]},
+        )
 
     def _table(self, name: str, rows: list[dict[str, Any]]) -> None:
         from prefect.artifacts import create_table_artifact

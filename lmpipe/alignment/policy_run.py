@@ -33,6 +33,7 @@ from lmpipe.errors import ConfigError
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.huggingface import load_model, save_weights
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks
+from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
 from lmpipe.training.schedule import Schedule
@@ -62,6 +63,7 @@ class PolicyRun(Generic[C]):
         self.metrics: dict[str, Any] = {}
         self.tokens = 0
         self.heldout: list[Rollout] = []
+        self._watch = LossWatch(context.runtime, context)
         self._started = self._last_checkpoint = time.monotonic()
         self.engine = TrainingEngine(
             self.load_policy(torch.device("cpu")),
@@ -104,6 +106,8 @@ class PolicyRun(Generic[C]):
         data = self.engine.load(folder / "state").data or {}
         saved = json.loads((folder / "run.json").read_text())
         self.curves, self.metrics, self.tokens = saved["curves"], saved["metrics"], saved["tokens"]
+        losses = [row["loss"] for row in self.curves if "loss" in row]
+        self._watch = LossWatch(self.context.runtime, self.context, losses)
         return int(data["step"])
 
     def share(self, count: int, what: str) -> int:
@@ -158,6 +162,8 @@ class PolicyRun(Generic[C]):
             skipped=float(result.skipped),
             **values,
         )
+        if self.kind != "grpo":  # a policy-gradient loss measures nothing that could spike
+            self._watch.see(step, result.loss)
         self.context.progress(step, self.config.num_steps, unit="steps", label=self.kind)
 
     def checkpoint_if_due(self, next_step: int, files: Sequence[Path] = ()) -> None:

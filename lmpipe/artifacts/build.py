@@ -5,9 +5,13 @@ rebuild), so that of two builders, however they came to run at once, one manifes
 one attempt.
 """
 
+import contextlib
+import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from lmpipe.artifacts import attempts
 from lmpipe.artifacts.events import Sink, discard
 from lmpipe.artifacts.identity import content_digest
 from lmpipe.artifacts.lock import LEASE_SECONDS, BuildLock
@@ -19,20 +23,24 @@ from lmpipe.artifacts.lookup import (
     manifest_path,
     read_manifest,
 )
-from lmpipe.artifacts.manifest import Manifest
+from lmpipe.artifacts.manifest import Manifest, Origin
 from lmpipe.artifacts.output import Output
-from lmpipe.artifacts.provenance import now, provenance
+from lmpipe.artifacts.provenance import cpu_seconds, gpu_hours, now, provenance
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
 from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.tombstone import claim, names_any
 from lmpipe.artifacts.types import open_artifact
-from lmpipe.errors import LmpipeError, LockLost
+from lmpipe.errors import LmpipeError, LockLost, StoreError
 from lmpipe.runtime import Runtime
 
 
 def find(stage: Stage[A], artifact: str, store: Store, runtime: Runtime) -> A | None:
-    """Return the artifact of an id if its manifest and all its objects are there."""
+    """Return the artifact of an id if its manifest and all its objects are there.
+
+    What gc is about to delete is taken back from it; what it has begun to delete is not there.
+    """
     entry = read_manifest(store, stage.name, artifact)
-    if entry is None:
+    if entry is None or names_any(claim(store, home(stage.name, artifact)), entry[0]):
         return None
     found = open_artifact(store, entry[0], runtime.locations)
     return None if found.missing() else found  # type: ignore[return-value]
@@ -48,6 +56,7 @@ def build(
     force: bool = False,
     sink: Sink = discard,
     reason: str = "",
+    origin: Origin | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> A:
     """Return the artifact of a stage, built in this process if it is not whole in the store.
@@ -61,6 +70,7 @@ def build(
         force: build even if it is there; the new attempt replaces the manifest.
         sink: hears progress, curves, tables and log lines.
         reason: why it runs, for the manifest.
+        origin: which run asks for it, for the manifest.
         lease_seconds: see BuildLock.
 
     Raises:
@@ -81,22 +91,101 @@ def build(
         )
 
     folder = home(stage.name, artifact)
+    used = [home(item.stage, item.id) for value in inputs.values() for item in as_list(value)]
     with BuildLock(
-        store, f"{folder}/lock.json", lease_seconds=lease_seconds, on_wait=on_wait
+        store, f"{folder}/lock.json", lease_seconds=lease_seconds, on_wait=on_wait, uses=used
     ) as lock:
+        attempts.record(store, attempts.of_lock(folder, lock.displaced, "killed"))
         current = read_manifest(store, stage.name, artifact)
         published_meanwhile = current is not None and (before is None or current[1] != before[1])
         if published_meanwhile and (found := find(stage, artifact, store, runtime)) is not None:
             return found
-        publisher = _Publisher(stage, config, inputs, store, runtime, lock, current, reason)
+        _keep_from_gc(store, inputs)
+        account = _Account(reason, origin or Origin())
+        publisher = _Publisher(stage, config, inputs, store, runtime, lock, current, account)
         out: Output[A] = Output(store, folder, stage.kind, sink, publisher)
+        out.collected = claim(store, folder)
+        lock.note = lambda: account.note(out)
         if force and current is not None:
             out.supersede(current[0].attempt)
         sink({"type": "attempt", "stage": stage.name, "id": artifact, "attempt": out.attempt})
-        result = stage.function(out, config, *inputs.values(), runtime=runtime)
-        if not publisher.done:
-            raise LmpipeError(f"stage {stage.name} returned without out.commit()")
+        with account.of_failure(store, stage.name, artifact, out):
+            result = stage.function(out, config, *inputs.values(), runtime=runtime)
+            if not publisher.done:
+                raise LmpipeError(f"stage {stage.name} returned without out.commit()")
         return result
+
+
+def _keep_from_gc(store: Store, inputs: Inputs) -> None:
+    """Take inputs back from gc, which reads in our lock that we use them from now on.
+
+    Raises:
+        StoreError: gc has taken one between its lookup and now.
+    """
+    for item in (item for value in inputs.values() for item in as_list(value)):
+        if names_any(claim(store, home(item.stage, item.id)), item.manifest):
+            raise StoreError(
+                f"{item.stage}/{item.id} was collected by gc after it was found; run again, and it "
+                "is built anew"
+            )
+
+
+class _Account:
+    """What an attempt takes, from its beginning on."""
+
+    def __init__(self, reason: str, origin: Origin) -> None:
+        self.reason, self.origin = reason, origin
+        self.started = now()
+        self._clock, self._cpu = time.monotonic(), cpu_seconds()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time until now."""
+        return time.monotonic() - self._clock
+
+    @property
+    def cpu(self) -> float:
+        """CPU time until now."""
+        return cpu_seconds() - self._cpu
+
+    def note(self, out: Output[Any]) -> dict[str, Any]:
+        """Return what the lock says of the attempt, for the case that nobody else can."""
+        return {
+            "attempt": out.attempt,
+            "started": self.started,
+            "seconds": round(self.seconds, 3),
+            "devices": out.devices,
+            "reason": self.reason,
+            "origin": self.origin.model_dump(),
+        }
+
+    @contextlib.contextmanager
+    def of_failure(
+        self, store: Store, stage: str, artifact: str, out: Output[Any]
+    ) -> Iterator[None]:
+        """Write down what a failing attempt took."""
+        try:
+            yield
+        except BaseException as error:
+            # the last handler of SIGTERM turns it into SystemExit
+            by_signal = isinstance(error, SystemExit | KeyboardInterrupt)
+            account = attempts.Attempt(
+                stage=stage,
+                id=artifact,
+                attempt=out.attempt,
+                outcome="killed" if by_signal else "failed",
+                error=f"{type(error).__name__}: {error}"[:500],
+                started=self.started,
+                seconds=round(self.seconds, 3),
+                host=socket.gethostname(),
+                devices=tuple(out.devices),
+                gpu_hours=gpu_hours(out.devices, self.seconds),
+                cpu_hours=round(self.cpu / 3600, 6),
+                reason=self.reason,
+                origin=self.origin,
+            )
+            attempts.record(store, account)
+            raise
 
 
 class _Publisher:
@@ -111,12 +200,11 @@ class _Publisher:
         runtime: Runtime,
         lock: BuildLock,
         current: tuple[Manifest, str] | None,
-        reason: str,
+        account: _Account,
     ) -> None:
         self._stage, self._config, self._inputs = stage, config, inputs
         self._store, self._runtime, self._lock = store, runtime, lock
-        self._current, self._reason = current, reason
-        self._started, self._clock = now(), time.monotonic()
+        self._current, self._account = current, account
         self.done = False
 
     def __call__(self, out: Output[Any]) -> Any:
@@ -126,6 +214,7 @@ class _Publisher:
         if self._current is None:
             etag = self._store.create(path, manifest.dump())
         else:
+            attempts.record(self._store, attempts.of_manifest(self._current[0], "replaced"))
             etag = self._store.replace(path, manifest.dump(), self._current[1])
         if etag is None and not self._is_published(out):
             raise LockLost(
@@ -158,11 +247,13 @@ class _Publisher:
             metrics=out.metrics,
             inexact=out.inexact_records,
             provenance=provenance(
-                self._started,
-                time.monotonic() - self._clock,
+                self._account.started,
+                self._account.seconds,
                 devices=out.devices,
                 bytes_read=self._bytes_read(),
-                reason=self._reason,
+                reason=self._account.reason,
+                origin=self._account.origin,
+                cpu=self._account.cpu,
             ),
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.events import PipeSink
 from lmpipe.artifacts.lookup import read_manifest
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.stage import Inputs, Role, Stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, open_artifact
@@ -42,6 +43,7 @@ def main(descriptor: int) -> int:
             force=job["force"],
             sink=sink,
             reason=job["reason"],
+            origin=Origin.model_validate(job["origin"]),
         )
     except Exception as error:
         sink(

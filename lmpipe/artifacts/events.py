@@ -1,4 +1,4 @@
-"""What a running stage tells its caller: progress, curve points, tables and log lines.
+"""What a running stage tells its caller: progress, curve points, tables, log lines and alarms.
 
 A stage emits plain dictionaries and knows nothing of who listens. In a child process they travel as
 JSON lines over a pipe; in a notebook they are printed; under Prefect the bridge turns them into
@@ -62,6 +62,18 @@ class Emitter:
     def log(self, message: str, level: str = "info") -> None:
         """Say something in words; level is debug, info, warning or error."""
         self._sink({"type": "log", "level": level, "message": message})
+
+    def alarm(self, name: str, message: str, **values: float) -> None:
+        """Say that someone should look; the stage goes on.
+
+        An alarm may depend on thresholds in `Runtime`, so it must change no byte of the output.
+
+        Args:
+            name: what it is about, the same each time, such as "training.spike".
+            message: what was found, the limit, and where to look.
+            values: the numbers, for whoever is notified.
+        """
+        self._sink({"type": "alarm", "name": name, "message": message, "values": values})
 
     def emit(self, event: Event) -> None:
         """Pass an event on that another process made."""

@@ -43,6 +43,11 @@ class BuildLock:
         path: the lock object's path.
         lease_seconds: silence after which another builder may take over.
         on_wait: called with the holder's description when somebody else holds the lock.
+        uses: artifacts ("stage/id") that the holder reads; gc leaves them alone.
+
+    Attributes:
+        note: what else the lock says of its holder, asked at every beat.
+        displaced: what a dead or silent holder had said, if the lock was taken over.
     """
 
     def __init__(
@@ -52,7 +57,11 @@ class BuildLock:
         *,
         lease_seconds: float = LEASE_SECONDS,
         on_wait: Callable[[str], None] | None = None,
+        uses: list[str] | None = None,
     ) -> None:
+        self.note: Callable[[], dict[str, Any]] = dict
+        self.displaced: dict[str, Any] = {}
+        self._uses = uses or []
         self._store = store
         self._path = path
         self._lease = lease_seconds
@@ -65,7 +74,8 @@ class BuildLock:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "BuildLock":
-        self._acquire()
+        if self._etag is None:
+            self._acquire()
         self._thread = threading.Thread(target=self._beat_until_stopped, name="lock", daemon=True)
         self._thread.start()
         return self
@@ -96,22 +106,25 @@ class BuildLock:
             )
 
     def _acquire(self) -> None:
-        watch, failures = _Watch(self._lease), 0
+        watch, failures = Watch(self._lease), 0
         poll = min(1.0, self._lease / 10)
         while True:
             try:
-                if self._try(watch):
+                if self.take(watch):
                     return
                 failures = 0
             except StoreUnavailable:
-                watch = _Watch(self._lease)  # silence of the store is no silence of the holder
+                watch = Watch(self._lease)  # silence of the store is no silence of the holder
                 failures += 1
                 if failures == MAX_FAILURES:
                     raise
             time.sleep(poll)
 
-    def _try(self, watch: "_Watch") -> bool:
-        """Take the lock if it is free, released, silent for the lease, or a dead process has it."""
+    def take(self, watch: "Watch") -> bool:
+        """Take the lock if it is free, released, silent for the lease, or a dead process has it.
+
+        Never waits. After True, entering the context starts the heartbeat.
+        """
         self._etag = self._store.create(self._path, self._payload())
         if self._etag is not None:
             return True
@@ -124,10 +137,11 @@ class BuildLock:
             self._etag = etag  # our own write: its answer got lost and the store's client retried
             return True
         is_first_look = watch.etag is None
-        if watch.sees_silence(etag) or data == RELEASED or _is_dead(holder):
+        if watch.sees_silence(etag) or data == RELEASED or is_dead(holder):
             self._etag = self._store.replace(self._path, self._payload(), etag)
+            self.displaced = holder
         elif is_first_look:
-            self._on_wait(_describe(holder))
+            self._on_wait(describe(holder))
         return self._etag is not None
 
     def _beat_until_stopped(self) -> None:
@@ -157,22 +171,38 @@ class BuildLock:
     def _payload(self) -> bytes:
         holder = {
             "token": self._token,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "born": _birth(os.getpid()),
-            "namespace": _namespace(),
+            **this_process(),
             "beat": self._beats,
+            "uses": self._uses,
+            **self.note(),
         }
         return json.dumps(holder).encode()
 
 
-class _Watch:
+def this_process() -> dict[str, Any]:
+    """Describe this process so that `is_dead` can tell later whether it still runs."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "born": _birth(os.getpid()),
+        "namespace": _namespace(),
+    }
+
+
+class Watch:
     """How long somebody else's lock has kept its etag, by our own clock."""
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease = lease_seconds
         self._since = time.monotonic()
         self.etag: str | None = None
+
+    @classmethod
+    def of_silent(cls, etag: str) -> "Watch":
+        """Return a watch that has seen enough of a lock with this etag."""
+        watch = cls(LEASE_SECONDS)
+        watch.etag, watch._since = etag, time.monotonic() - 2 * LEASE_SECONDS
+        return watch
 
     def sees_silence(self, etag: str) -> bool:
         """Note what is seen now; tell whether it has been the same for the whole lease."""
@@ -195,15 +225,28 @@ def _birth(pid: int) -> float:
     return psutil.Process(pid).create_time()
 
 
-def _is_dead(holder: dict[str, Any]) -> bool:
+def is_dead(holder: dict[str, Any]) -> bool:
     """Whether the holder is known to have ended; False when it cannot be seen from here."""
-    if not holder.get("namespace") or holder["namespace"] != _namespace():
-        return False
+    return can_be_seen(holder) and not _lives(holder)
+
+
+def is_alive(holder: dict[str, Any]) -> bool:
+    """Whether the holder is known to run; False when it cannot be seen from here."""
+    return can_be_seen(holder) and _lives(holder)
+
+
+def can_be_seen(holder: dict[str, Any]) -> bool:
+    """Whether the holder is, or was, a process of this boot and pid namespace."""
+    return bool(holder.get("namespace")) and holder["namespace"] == _namespace()
+
+
+def _lives(holder: dict[str, Any]) -> bool:
     try:
-        return bool(abs(_birth(holder["pid"]) - holder["born"]) > 1.0)
+        return bool(abs(_birth(holder["pid"]) - holder["born"]) <= 1.0)
     except psutil.NoSuchProcess:
-        return True
+        return False
 
 
-def _describe(holder: dict[str, Any]) -> str:
+def describe(holder: dict[str, Any]) -> str:
+    """Name a holder for people."""
     return f"process {holder.get('pid')} on {holder.get('host')}"

@@ -11,6 +11,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import StoreError
 
+RESERVED = frozenset({"aliases", "gc", "runs", "uses"})  # folders that are no stage
 MAX_RELATIVES = 64  # manifests read for a diff; each costs one request
 
 
@@ -71,9 +72,14 @@ def read_manifest(store: Store, stage: str, artifact: str) -> tuple[Manifest, st
     return Manifest.parse(found[0], store.url(path)), found[1]
 
 
+def list_stages(store: Store) -> list[str]:
+    """Return the stages that have ever built something in a store."""
+    return [name for name in store.children("") if name not in RESERVED]
+
+
 def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
     """Return all published manifests, newest first; of one stage if given."""
-    stages = [stage] if stage else store.children("")
+    stages = [stage] if stage else list_stages(store)
     found = []
     for name in stages:
         for artifact in store.children(name):
@@ -87,11 +93,15 @@ def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
 
 
 def find_by_prefix(store: Store, prefix: str) -> Manifest:
-    """Return the one artifact whose id, or stage/id, starts with `prefix`.
+    """Return the one artifact with this alias, or whose id, or stage/id, starts with `prefix`.
 
     Raises:
         StoreError: none or several match; several are listed.
     """
+    from lmpipe.artifacts.alias import read_alias
+
+    if (named := read_alias(store, prefix)) is not None:
+        return named
     stage, _, start = prefix.rpartition("/")
     found = [m for m in list_manifests(store, stage or None) if m.id.startswith(start)]
     if not found and not stage:

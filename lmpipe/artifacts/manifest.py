@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: provenance names the run (origin) and the CPU time
 
 
 class FileRecord(BaseModel):
@@ -39,6 +39,18 @@ class InputRecord(BaseModel):
     digest: str
 
 
+class Origin(BaseModel):
+    """Which run asked for it; all empty for a build without a flow."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    flow_run: str = Field("", description="Id of the Prefect flow run.")
+    flow_run_name: str = ""
+    flow: str = Field("", description="Such as pipeline or curate.")
+    recipe: str = ""
+    step: str = Field("", description="The stage's use in the flow, such as source[crawl].")
+
+
 class Provenance(BaseModel):
     """Who made it, when, with what: for people and accounting, never for identity."""
 
@@ -55,8 +67,12 @@ class Provenance(BaseModel):
     packages: dict[str, str]
     devices: list[str] = Field(default_factory=list)
     gpu_hours: float = 0.0
+    cpu_hours: float | None = Field(
+        None, description="CPU time of the stage and of the processes it waited for; None: unknown."
+    )
     bytes_read: int = 0
     reason: str = ""
+    origin: Origin = Origin()
 
 
 class Manifest(BaseModel):

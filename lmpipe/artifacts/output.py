@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmpipe.artifacts.events import Emitter, Sink
 from lmpipe.artifacts.manifest import FileRecord
 from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.tombstone import covers
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
@@ -198,6 +199,7 @@ class Output(_Writer, Emitter, Generic[A]):
         self.pins: list[tuple[str, str]] = []
         self.devices: list[str] = []
         self._superseded = ""
+        self.collected: tuple[str, ...] = ()
         self._publish = publish
 
     @property
@@ -281,11 +283,7 @@ class Output(_Writer, Emitter, Generic[A]):
         if self.kind != "exact":
             return {}
         wanted = set(keys)
-        sizes = self._store.sizes(f"{self.home}/attempts")
-        if self._superseded:
-            mark = f"/over/{self._superseded}"
-            forced = tuple(path.removesuffix(mark) + "/" for path in sizes if path.endswith(mark))
-            sizes = {path: size for path, size in sizes.items() if path.startswith(forced)}
+        sizes = self._usable_sizes()
         finished: dict[str, ShardRecord] = {}
         for path in sizes:
             folder, _, name = path.rpartition("/")
@@ -299,6 +297,20 @@ class Output(_Writer, Emitter, Generic[A]):
             if all(sizes.get(file.path) == file.bytes for file in record.files):
                 finished[record.key] = record
         return finished
+
+    def _usable_sizes(self) -> dict[str, int]:
+        """Return the objects of earlier attempts that this one may go on from.
+
+        None of what gc has collected, and in a forced build only those of attempts that were to
+        replace the same one and were killed.
+        """
+        sizes = self._store.sizes(f"{self.home}/attempts")
+        if self._superseded:
+            mark = f"/over/{self._superseded}"
+            forced = tuple(path.removesuffix(mark) + "/" for path in sizes if path.endswith(mark))
+            sizes = {path: size for path, size in sizes.items() if path.startswith(forced)}
+        gone = self.collected
+        return {p: size for p, size in sizes.items() if not covers(gone, self.home, p)}
 
     def save_checkpoint(self, step: int, local: Path, keep: int = 2) -> None:
         """Store a folder as this attempt's checkpoint of a step, its marker last.
@@ -330,7 +342,7 @@ class Output(_Writer, Emitter, Generic[A]):
         middle of an upload costs one interval and not the run.
         """
         newest: tuple[str, str, dict[str, int]] | None = None
-        sizes = self._store.sizes(f"{self.home}/attempts")
+        sizes = self._usable_sizes()
         for path in sizes:
             if not path.endswith("/COMPLETE.json"):
                 continue

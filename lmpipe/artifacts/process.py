@@ -23,6 +23,7 @@ from lmpipe import errors
 from lmpipe.artifacts.build import find
 from lmpipe.artifacts.events import Event, Sink
 from lmpipe.artifacts.lookup import as_list, home
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Source
@@ -47,6 +48,7 @@ def build_in_child(
     sink: Sink,
     line_sink: LineSink,
     reason: str = "",
+    origin: Origin | None = None,
 ) -> A:
     """Build an artifact in a child process; see `build` for the arguments that both share.
 
@@ -65,6 +67,7 @@ def build_in_child(
         "runtime": runtime.model_dump(mode="json"),
         "force": force,
         "reason": reason,
+        "origin": (origin or Origin()).model_dump(),
         "parent": os.getpid(),
     }
     child = _Child(stage.name, job, sink, line_sink, runtime.scratch_folder())

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import resource
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lmpipe.artifacts.manifest import Provenance
+from lmpipe.artifacts.manifest import Origin, Provenance
 
 PACKAGES = (
     "lmpipe", "torch", "triton", "deepspeed", "datatrove", "fasttext-community", "kenlm",
@@ -24,12 +25,29 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, and of its children that have ended, and of theirs."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def gpu_hours(devices: list[str], seconds: float) -> float:
+    """Return what the CUDA devices among `devices` (`cuda:0 NVIDIA H200`) were held for."""
+    return sum(1 for device in devices if device.startswith("cuda")) * seconds / 3600
+
+
 def provenance(
-    started: str, seconds: float, *, devices: list[str], bytes_read: int, reason: str
+    started: str,
+    seconds: float,
+    *,
+    devices: list[str],
+    bytes_read: int,
+    reason: str,
+    origin: Origin | None = None,
+    cpu: float | None = None,
 ) -> Provenance:
-    """Describe the finished attempt. GPU-hours count every CUDA device named in `devices`."""
+    """Describe the finished attempt; `cpu` is its CPU time in seconds."""
     commit, dirty = _git_state()
-    num_gpus = sum(1 for device in devices if device.startswith("cuda"))
     return Provenance(
         started=started,
         finished=now(),
@@ -41,9 +59,11 @@ def provenance(
         python=platform.python_version(),
         packages=_packages(),
         devices=devices,
-        gpu_hours=num_gpus * seconds / 3600,
+        gpu_hours=gpu_hours(devices, seconds),
+        cpu_hours=None if cpu is None else round(cpu / 3600, 6),
         bytes_read=bytes_read,
         reason=reason,
+        origin=origin or Origin(),
     )
 
 

@@ -10,14 +10,17 @@ operations need more than fsspec offers and are the base of locks and manifests:
 S3 endpoint and credentials come from the usual AWS variables and files; none is ever part of a URL.
 """
 
+import contextlib
 import errno
 import fcntl
 import mimetypes
 import os
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
 import fsspec
@@ -27,6 +30,7 @@ from lmpipe.errors import ConfigError, StoreError, StoreUnavailable
 # Tries of one S3 request, pauses growing to 20 s: about a minute, so that a restart of the object
 # store costs a running build time and nothing else. Botocore's default gives up within 5 s.
 S3_ATTEMPTS = 10
+DELETES_AT_A_TIME = 16
 
 
 class Store:
@@ -138,6 +142,19 @@ class Store:
         cut = len(self._base) + 1
         return {name[cut:]: int(info["size"]) for name, info in sorted(found.items())}
 
+    def listing(self, prefix: str) -> dict[str, tuple[int, float]]:
+        """Return {path: (bytes, POSIX time of the last write)} of all objects below a prefix."""
+        with self._errors_of(prefix):
+            try:
+                found = self.fs.find(self.full(prefix), detail=True)
+            except FileNotFoundError:
+                return {}
+        cut = len(self._base) + 1
+        return {
+            name[cut:]: (int(info["size"]), _written_at(info))
+            for name, info in sorted(found.items())
+        }
+
     def children(self, prefix: str) -> list[str]:
         """Return the last path parts directly below a prefix, sorted."""
         with self._errors_of(prefix):
@@ -154,6 +171,16 @@ class Store:
                 self.fs.rm_file(self.full(path))
             except FileNotFoundError:
                 return
+
+    def delete_all(self, paths: list[str]) -> None:
+        """Delete many objects, many at a time; on a local disk also the folders left empty."""
+        with ThreadPoolExecutor(DELETES_AT_A_TIME) as pool:
+            list(pool.map(self.delete, paths))
+        if self.is_local:
+            folders = {p for path in paths for p in PurePosixPath(path).parents if p.name}
+            for folder in sorted(folders, key=lambda p: -len(p.parts)):
+                with contextlib.suppress(OSError):  # not empty, or being written to
+                    Path(self.full(str(folder))).rmdir()
 
     def upload(self, local: Path, path: str) -> None:
         """Copy a local file into the store."""
@@ -358,6 +385,12 @@ def _lacks_key(error: BaseException) -> bool:
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
     return isinstance(error, NoCredentialsError | PartialCredentialsError)
+
+
+def _written_at(info: dict[str, Any]) -> float:
+    """Return when an object was written, by the store's clock."""
+    modified = info.get("mtime", info.get("LastModified"))
+    return float(modified.timestamp() if isinstance(modified, datetime) else modified or 0.0)
 
 
 def _file_etag(status: os.stat_result) -> str:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from lmpipe.artifacts.events import Emitter
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
@@ -61,9 +62,6 @@ class DecontaminateConfig(StageConfig):
     min_remaining_words: int = Field(
         20, ge=0, description="A document with fewer words left after cutting lines is removed."
     )
-    alarm_removed_fraction: float = Field(
-        0.05, gt=0, le=1, description="Warn if a larger share of the documents is removed."
-    )
 
 
 @stage(version=1, kind="exact")
@@ -82,11 +80,11 @@ def decontaminate(
     """
     from lmpipe.curation.contamination import decide, report, store_flags
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
     index = _index(config, benchmarks)
-    out.metric("control", _control(index, config))
+    out.metric("control", _control(out, index, config))
     names = {Path(name).stem: name for name in shard_names(documents)}
     runtime = enough_workers(runtime, count_documents(documents))
     scan = partial(
@@ -102,8 +100,10 @@ def decontaminate(
     num_input = sum(int(record.counts["documents"]) for record in scans)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("decontaminate", num_input, num_kept, gather_parts(out, list(names)))
+    warn_of_low_yield(out, "decontaminate", num_input, num_kept, runtime)
     out.write_json("contamination.json", report(index, findings))
     _report(out, config, findings, records, num_input)
+    warn_of_contamination(out, num_input, num_input - num_kept, runtime)
     if num_kept == 0:
         raise InputError(
             f"decontaminate kept none of {num_input} documents: is the training text the benchmark?"
@@ -173,7 +173,9 @@ def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":
     return index
 
 
-def _control(index: "NgramIndex", config: DecontaminateConfig) -> dict[str, int]:
+def _control(
+    out: Output[Documents], index: "NgramIndex", config: DecontaminateConfig
+) -> dict[str, int]:
     """Hide items in filler text and require that each is found.
 
     Raises:
@@ -188,10 +190,12 @@ def _control(index: "NgramIndex", config: DecontaminateConfig) -> dict[str, int]
             "nothing could be told apart; raise it"
         )
     if lost:
-        raise InputError(
+        message = (
             f"decontaminate's positive control: {len(lost)} of {planted} planted items were not "
             f"found, {lost[0]} among them"
         )
+        out.alarm("curation.contamination", message, planted=planted, lost=len(lost))
+        raise InputError(message)
     return {"planted": planted, "found": planted}
 
 
@@ -217,9 +221,17 @@ def _report(
                 f"in over {config.boilerplate_documents} documents; see contamination.json",
                 level="warning",
             )
-    if num_input - num_kept > config.alarm_removed_fraction * num_input:
-        out.log(
-            f"{num_input - num_kept} of {num_input} documents hold evaluation items, over "
-            f"alarm_removed_fraction={config.alarm_removed_fraction}: look at overlaps/",
-            level="warning",
+
+
+def warn_of_contamination(out: Emitter, num_input: int, num_removed: int, runtime: Runtime) -> None:
+    """Raise an alarm if a larger share of the documents holds items than the run expects."""
+    limit = runtime.alarm_contaminated_fraction
+    if num_removed > limit * num_input:
+        out.alarm(
+            "curation.contamination",
+            f"{num_removed} of {num_input} documents hold evaluation items, over "
+            f"runtime.alarm_contaminated_fraction={limit:g}: look at overlaps/",
+            documents=num_input,
+            removed=num_removed,
+            limit=limit,
         )

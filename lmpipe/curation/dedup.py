@@ -81,7 +81,7 @@ def dedup(
     """
     from lmpipe.curation.duplicates import find_duplicates
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -103,6 +103,7 @@ def dedup(
     records = out.run_shards(list(names), work, runtime)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("dedup", found.num_documents, num_kept, gather_parts(out, list(names)))
+    warn_of_low_yield(out, "dedup", found.num_documents, num_kept, runtime)
     _report(out, config, found, records)
     return out.commit()
 

@@ -45,7 +45,7 @@ def extract(
     Raises:
         InputError: the source holds no page with text.
     """
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
 
     names = source.names()
     keys = [f"{number:05d}" for number in range(len(names))]
@@ -57,6 +57,7 @@ def extract(
     num_pages = sum(int(record.counts["pages"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("extract", num_pages, num_kept, num_removed)
+    warn_of_low_yield(out, "extract", num_pages, num_kept, runtime)
     _report(out, records, num_pages, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(source, records))

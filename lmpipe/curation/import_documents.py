@@ -48,7 +48,7 @@ def import_documents(
     Raises:
         InputError: a file of another kind, or no row with text.
     """
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
 
     names = source.names()
     if strange := [name for name in names if not _plain_name(name).endswith(SUFFIXES)]:
@@ -63,6 +63,7 @@ def import_documents(
     num_rows = sum(int(record.counts["rows"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("import_documents", num_rows, num_kept, gather_parts(out, keys))
+    warn_of_low_yield(out, "import_documents", num_rows, num_kept, runtime)
     reasons: Counter[str] = Counter()
     for record in records:
         reasons.update(record.info["reasons"])

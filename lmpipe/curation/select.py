@@ -67,7 +67,7 @@ def select(
         InputError: nothing is kept, or a bound has no signal to look at.
     """
     from lmpipe.curation.bounds import perplexity_limits
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
+    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -77,6 +77,7 @@ def select(
     num_input = count_documents(documents)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("select", num_input, num_kept, gather_parts(out, list(names)))
+    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
     _report(out, records, num_input, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lmpipe.artifacts.events import Emitter
 from lmpipe.documents.schema import REMOVED_SCHEMA
 from lmpipe.documents.write import DocumentWriter, rows_to_table
+from lmpipe.runtime import Runtime
 
 BUCKETS = "0123456789abcdef"
 
@@ -91,6 +93,22 @@ def assert_conserved(stage: str, num_input: int, num_kept: int, num_removed: int
     assert num_kept + num_removed == num_input, (
         f"{stage}: kept {num_kept} + removed {num_removed} != input {num_input}"
     )
+
+
+def warn_of_low_yield(
+    out: Emitter, stage: str, num_input: int, num_kept: int, runtime: Runtime
+) -> None:
+    """Raise an alarm if a stage keeps a smaller share of its documents than the run expects."""
+    limit = runtime.alarm_kept_fraction
+    if num_kept < limit * num_input:
+        out.alarm(
+            "curation.low-yield",
+            f"{stage} keeps {num_kept} of {num_input} documents, below "
+            f"runtime.alarm_kept_fraction={limit:g}: look at its table of removals",
+            documents=num_input,
+            kept=num_kept,
+            limit=limit,
+        )
 
 
 def write_part(shard: Writable, key: str, rows: Iterable[Mapping[str, Any]]) -> int:

@@ -22,6 +22,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.devices import gpu_names
 
 if TYPE_CHECKING:
     from lmpipe.evaluation.adapter import DecoderLM
@@ -107,6 +108,8 @@ def _load(out: Output[Scores], checkpoint: Checkpoint, runtime: Runtime) -> Deco
     from lmpipe.model.huggingface import load_model
 
     cuda = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
+    if cuda:
+        out.use_devices(gpu_names()[:1] or ["cuda:0"])
     folder = checkpoint.local_dir("model")
     model = load_model(
         folder,

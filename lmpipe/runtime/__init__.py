@@ -56,6 +56,28 @@ class Runtime(BaseModel):
     keep_checkpoints: int = Field(
         2, ge=1, le=1000, description="How many checkpoints inside a training stage are kept."
     )
+    alarm_kept_fraction: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="Alarm if a curation stage keeps a smaller share of its documents; 0: never.",
+    )
+    alarm_contaminated_fraction: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Alarm if a larger share of the documents holds evaluation items; 1: never.",
+    )
+    alarm_loss_deviations: float = Field(
+        8.0,
+        ge=0,
+        le=1e6,
+        description="Alarm if a training loss is this many robust standard deviations above the"
+        " median of the last alarm_loss_steps; 0: never.",
+    )
+    alarm_loss_steps: int = Field(
+        64, ge=8, le=10_000, description="Steps that a loss is compared to; one alarm in as many."
+    )
     scratch: str = Field("", description="Folder for temporary files; empty: the system's own.")
     locations: dict[str, str] = Field(
         default_factory=dict, description="Where the files of a source lie: file name to URL."

@@ -37,7 +37,7 @@ class ScaleConfig(StageConfig):
         description="Shape that every width is scaled from: same head size and aspect ratio.",
     )
     widths: tuple[int, ...] = Field(
-        (32, 64, 96), min_length=1, max_length=32, description="d_model of the fitted runs."
+        (32, 64, 128), min_length=1, max_length=32, description="d_model of the fitted runs."
     )
     token_budgets: tuple[int, ...] = Field(
         (131_072, 262_144, 524_288),
@@ -45,11 +45,11 @@ class ScaleConfig(StageConfig):
         max_length=32,
         description="Training tokens of the fitted runs, for each width.",
     )
-    held_out_width: int = Field(128, ge=16, le=32_768, description="d_model of the predicted run.")
+    held_out_width: int = Field(160, ge=16, le=32_768, description="d_model of the predicted run.")
     held_out_tokens: int = Field(
         1_048_576, ge=1, le=10**14, description="Training tokens of the predicted run."
     )
-    batch_tokens: int = Field(4096, ge=1, le=2**26, description="Tokens of an optimizer step.")
+    batch_tokens: int = Field(2048, ge=1, le=2**26, description="Tokens of an optimizer step.")
     learning_rate: float = Field(
         4e-3, gt=0, le=1, description="Peak learning rate at the width of `model`."
     )
@@ -57,7 +57,7 @@ class ScaleConfig(StageConfig):
         0.5, ge=0, le=2, description="The rate falls with the width to this power."
     )
     weight_decay: float = Field(0.1, ge=0, le=1, description="AdamW's weight decay of matrices.")
-    warmup_steps: int = Field(8, ge=0, le=10**6, description="Steps of linear warm-up.")
+    warmup_steps: int = Field(16, ge=0, le=10**6, description="Steps of linear warm-up.")
     decay_fraction: float = Field(
         0.2, gt=0, le=1, description="Share of each budget that is spent decaying the rate."
     )

@@ -28,6 +28,7 @@ from typing import IO, Any
 from lmpipe.artifacts.output import Output
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.devices import gpu_names
 from lmpipe.runtime.processes import describe_exit, end_trees
 
 GRACE_SECONDS = 5.0
@@ -76,6 +77,8 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
     """
     device = resolve_device(runtime)
     num_ranks = resolve_num_ranks(runtime, device)
+    if device == "cuda":
+        out.use_devices(gpu_names()[:num_ranks] or [f"cuda:{n}" for n in range(num_ranks)])
     events: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
     port = _free_port()
     ranks: list[_Rank] = []

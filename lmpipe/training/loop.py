@@ -16,6 +16,7 @@ from lmpipe.model import cost
 from lmpipe.model.config import ModelConfig
 from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Sequences, cut
 from lmpipe.training.engine import TrainingEngine
+from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import LearningRateScale
 from lmpipe.training.pretrain import PretrainConfig, bits_per_byte
 from lmpipe.training.rank import RankContext
@@ -100,6 +101,7 @@ def train(
     if resume is not None:
         _resume(run, batches, resume)
         context.log(f"resumed at step {engine.position.steps} of {config.total_steps}")
+    watch = LossWatch(runtime, context, (row["loss"] for row in run.curve))
     last_saved = time.monotonic()
     while engine.position.steps < config.total_steps:
         started = time.monotonic()
@@ -114,6 +116,7 @@ def train(
             row["bits_per_byte"] = bits_per_byte(row["validation_loss"], data.bytes_per_token)
         run.curve.append(row)
         _publish(run, row, context)
+        watch.see(row["step"], row["loss"])
         due = time.monotonic() - last_saved >= runtime.checkpoint_every_seconds
         # rank 0's clock decides for all
         if scratch is not None and engine.max_over_ranks(int(due and context.rank == 0)):

@@ -17,7 +17,7 @@ VALUES = {"LMPIPE_IMAGE": "registry/lmpipe:cpu", "LMPIPE_GPU_IMAGE": "registry/l
 FILE = read_file(VALUES | {"LMPIPE_API_URL": "http://host/api"})
 POOLS = FILE["definitions"]["pools"]
 ENTRIES = pytest.mark.parametrize("entry", FILE["deployments"], ids=lambda entry: entry["name"])
-STAGE_FORMS = [entry for entry in FILE["deployments"] if entry["name"] != "rerun"]
+STAGE_FORMS = [e for e in FILE["deployments"] if e["name"] not in ("rerun", "housekeeping")]
 
 
 def models_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,6 +21,7 @@ class Workbench:
         self.root = root
         self.store = Store(f"file://{root / 'store'}")
         self.events: list[dict[str, Any]] = []
+        self.runtime: dict[str, Any] = {}
 
     def source(self, name: str, *paths: Path | str) -> Source:
         pinned = pin(name, SourceSpec(paths=tuple(str(path) for path in paths)), self.root)
@@ -44,7 +45,7 @@ class Workbench:
             config,
             stage.bind(inputs),
             store=self.store,
-            runtime=Runtime(workers=workers),
+            runtime=Runtime(workers=workers, **self.runtime),
             sink=self.events.append,
         )
 

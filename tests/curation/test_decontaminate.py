@@ -189,9 +189,42 @@ def test_order_and_shards_do_not_change_what_is_found(bench: Workbench):
 def test_bytes_are_equal_for_any_number_of_workers(new_bench, monkeypatch):
     monkeypatch.setattr(word_hashes, "DOCUMENTS_PER_WORKER", 1)
     texts = [{f"{s}-{n}": f"{prose(n)} {PAIR[n % 2]}" for n in range(6)} for s in range(2)]
-    options = {"boilerplate_documents": 0, "alarm_removed_fraction": 1.0}
+    options = {"boilerplate_documents": 0}
     texts.append({"clean": prose(99)})
     digests = {
         run(new_bench(str(workers)), texts, workers=workers, **options).digest for workers in (1, 3)
     }
     assert len(digests) == 1
+
+
+def alarms(bench: Workbench) -> list[dict[str, object]]:
+    return [event for event in bench.events if event["type"] == "alarm"]
+
+
+def test_more_contamination_than_the_run_allows_raises_an_alarm(bench: Workbench):
+    texts = {str(n): f"{prose(n)} {QUESTION if n < 2 else ''}" for n in range(10)}
+    run(bench, [texts])
+    (alarm,) = alarms(bench)
+    assert alarm["name"] == "curation.contamination"
+    assert "2 of 10 documents hold evaluation items" in str(alarm["message"])
+    assert alarm["values"] == {"documents": 10, "removed": 2, "limit": 0.05}
+
+
+def test_no_alarm_at_the_limit_and_the_limit_changes_no_id(bench: Workbench, new_bench):
+    texts = {str(n): f"{prose(n)} {QUESTION if n < 1 else ''}" for n in range(20)}
+    one = run(bench, [texts])
+    other = new_bench("strict")
+    other.runtime = {"alarm_contaminated_fraction": 0.0, "alarm_kept_fraction": 1.0}
+    two = run(other, [texts])
+    assert alarms(bench) == []
+    assert [a["name"] for a in alarms(other)] == ["curation.low-yield", "curation.contamination"]
+    assert (one.id, one.digest) == (two.id, two.digest)
+
+
+def test_a_lost_positive_control_raises_an_alarm_and_stops(bench: Workbench, monkeypatch):
+    monkeypatch.setattr(contamination, "find_planted", lambda index, config: (4, ["gsm/1"]))
+    with pytest.raises(InputError, match="1 of 4 planted items were not found"):
+        run(bench, [{"a": prose(1)}])
+    (alarm,) = alarms(bench)
+    assert alarm["name"] == "curation.contamination"
+    assert alarm["values"] == {"planted": 4, "lost": 1}

@@ -1,9 +1,13 @@
+import json
 import time
 from pathlib import Path
 
 import pytest
 
+from lmpipe.artifacts.lookup import list_manifests
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import ConfigError, InputError, StageFailed
 from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
@@ -47,7 +51,9 @@ def run(settings, selection=None, run_id="run", **arguments):
     selection = selection or Selection()
     recorder = Recorder()
     names = step_names(lambda: compose(**arguments))
-    conductor = PrefectConductor(settings, selection, selection.allowed(names), recorder, run_id)
+    conductor = PrefectConductor(
+        settings, selection, selection.allowed(names), recorder, Origin(flow_run=run_id)
+    )
 
     @flow(name="test")
     def composed():
@@ -61,6 +67,42 @@ def run(settings, selection=None, run_id="run", **arguments):
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(Store(str(tmp_path / "store")), Runtime())
+
+
+def test_a_run_writes_down_what_it_uses_before_it_looks_and_its_manifests_name_it(settings):
+    from prefect import flow
+
+    store = settings.store
+    run(settings)
+    seen = []
+
+    class Looking(Recorder):
+        def finished(self, step):
+            records = [p for p in store.sizes("uses") if p.endswith(".json")]
+            seen.append([set(json.loads(store.read(path))["uses"]) for path in records])
+            seen[-1].append(f"{step.stage}/{step.artifact}")
+
+    origin = Origin(flow_run="run-7", flow_run_name="tiny", flow="test", recipe="tiny")
+    uses = RunUses(store, "test")
+    names = {"count", "copy", "train"}
+    selection = Selection(force=("copy",))
+    conductor = PrefectConductor(settings, selection, names, Looking(), origin, uses)
+
+    @flow(name="test")
+    def composed():
+        with uses, conducted_by(conductor):
+            return compose()
+
+    composed()
+    assert [len(taken) for taken, _ in seen] == [1, 2, 3]
+    assert all(finished in taken for taken, finished in seen)
+    assert not [p for p in store.sizes("uses") if p.endswith(".json")]
+    (forced,) = [
+        m
+        for m in list_manifests(store, "copy")
+        if m.provenance.origin == origin.model_copy(update={"step": "copy"})
+    ]
+    assert forced.provenance.reason == "forced by run run-7"
 
 
 def statuses(settings, selection=None, **arguments):
@@ -179,7 +221,9 @@ def test_a_failing_stage_fails_the_run_with_its_exit_code(settings, monkeypatch)
         from prefect import flow
 
         config = CountConfig(die_at="00000")
-        conductor = PrefectConductor(settings, Selection(), {"count"}, Recorder(), "r")
+        conductor = PrefectConductor(
+            settings, Selection(), {"count"}, Recorder(), Origin(flow_run="r")
+        )
 
         @flow(name="test")
         def composed():

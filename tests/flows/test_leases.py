@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 
 from flows.run import Silent
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
 from tasks import evaluation, training
@@ -24,7 +25,7 @@ on_cpu = as_task(count, tags=("cpu",))
 
 def run(task: Any, store: Path, limit: str) -> list[str]:
     settings = Settings(Store(str(store)), Runtime(gpu_limit=limit, ranks=2))
-    conductor = PrefectConductor(settings, Selection(), {"count"}, Silent(), "run")
+    conductor = PrefectConductor(settings, Selection(), {"count"}, Silent(), Origin(flow_run="run"))
 
     @flow(name="leased")
     def composed() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from flows.stack import WORKER_SETTINGS
+from flows.worker import WORKER_SETTINGS
 from tests.services.postgres import Postgres
 from tests.services.processes import ServiceProcess, free_port
 from tests.services.redis import Redis
@@ -111,12 +111,14 @@ class PrefectServer:
         pool: str,
         directory: str = str(REPOSITORY),
         job_variables: Mapping[str, Any] | None = None,
+        tags: tuple[str, ...] = (),
     ) -> str:
         """Register `path.py:function` and return the deployment's id.
 
         Args:
             directory: Where the code lies for the process that runs the flow, absolute: the pull
             step.
+            tags: `lmpipe` puts its runs under our automations.
         """
         flow = self.request("POST", "/flows/", {"name": entrypoint.rpartition(":")[2]})
         step = {"prefect.deployments.steps.set_working_directory": {"directory": directory}}
@@ -127,6 +129,7 @@ class PrefectServer:
             "work_pool_name": pool,
             "pull_steps": [step],
             "job_variables": dict(job_variables or {}),
+            "tags": list(tags),
             "enforce_parameter_schema": False,
         }
         deployment_id: str = self.request("POST", "/deployments/", body)["id"]

@@ -95,12 +95,13 @@ def process_worker(
 def deployed(
     prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
 ) -> PrefectServer:
-    """The server, with our deployments."""
+    """The server, with our deployments and automations, of which none notifies anyone."""
     from tests.stack.test_deploy import lmpipe
 
     folder = tmp_path_factory.mktemp("deploy")
     printed = lmpipe(prefect_server, folder, "deploy", "--folder", str(REPOSITORY))
     assert "deployment rerun/rerun: created" in printed
+    assert "notified of failures and alarms: nobody" in printed
     return prefect_server
 
 

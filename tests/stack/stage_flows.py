@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.run import Silent
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.report.report import ReportConfig, report
 from lmpipe.runtime import Runtime
@@ -23,7 +24,9 @@ slow_task = as_task(slow, retries=2, retry_delay_seconds=5)
 
 def _conductor(store: str, stage: str) -> PrefectConductor:
     settings = Settings(Store(store), Runtime(ranks=2, device="cpu", threads_per_rank=1))
-    return PrefectConductor(settings, Selection(), {stage}, Silent(), str(flow_run.get_id()))
+    return PrefectConductor(
+        settings, Selection(), {stage}, Silent(), Origin(flow_run=str(flow_run.get_id()))
+    )
 
 
 @flow(name="run_ranked")

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ from tests.services.processes import wait_until
 RECIPES = REPOSITORY / "flows" / "recipes"
 
 
-def lmpipe(server: PrefectServer, folder: Path, *arguments: str) -> str:
+def lmpipe(
+    server: PrefectServer,
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Run the command as a client of the server and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", *arguments],
-        env=server.environment,
+        env=server.environment | dict(environment or {}),
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def tiny_recipe(store: Path) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def snapshot(server: PrefectServer) -> dict[str, Any]:
 def test_deploying_twice_changes_nothing(deployed: PrefectServer, tmp_path: Path) -> None:
     before = snapshot(deployed)
     printed = lmpipe(deployed, tmp_path, "deploy", "--folder", str(REPOSITORY))
-    assert printed.strip() == "0 changes"
+    assert printed.splitlines()[-1] == "0 changes"
     assert snapshot(deployed) == before
     assert {"pipeline", "curate", "pretrain", "evaluate", "rerun"} <= set(before["deployments"])
     priorities = [before["queues"][f"gpu/{n}"][1] for n in ("interactive", "eval", "sweep")]

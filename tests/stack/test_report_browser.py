@@ -10,8 +10,12 @@ import pytest
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
+from lmpipe.report.accounting import account, make_page
+from lmpipe.report.html import write_html
+from lmpipe.report.prices import Prices
 from lmpipe.report.report import ReportConfig, report
 from lmpipe.runtime import Runtime
+from tests.report.attempts import invented
 from tests.report.fake_run import make_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -65,3 +69,16 @@ def test_the_report_fits_the_screen_with_every_chart_drawn(width: int, tmp_path:
     assert found["wide"] == 0
     assert found["loaded"] == 0
     assert found["drawn"] == found["charts"] > 20
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_accounting_page_fits_the_screen_with_both_plots_drawn(
+    width: int, tmp_path: Path
+) -> None:
+    rows = account(invented(), Prices(currency="EUR", devices={"H200": 3.0}, cpu_hour=0.05))
+    found = measure(write_html(make_page(rows, "s3://bucket/prefix")), width, tmp_path)
+    assert found["width"] <= width
+    assert found["wide"] == 0
+    assert found["loaded"] == 0
+    assert found["drawn"] == found["charts"] == 2
