@@ -97,10 +97,14 @@ def deploy(
     folder: Annotated[
         Path | None, typer.Option(help="Installation that process workers run from.")
     ] = None,
-    image: Annotated[str, typer.Option(help="Image of the containers.")] = "lmpipe:gpu",
+    image: Annotated[str, typer.Option(help="Image of containers with GPUs.")] = "lmpipe:gpu",
+    cpu_image: Annotated[str, typer.Option(help="Image of those without.")] = "lmpipe:cpu",
     store: Annotated[str, typer.Option(help="Store of the default recipe.")] = "",
+    cpu_pool: Annotated[
+        str, typer.Option(help="Pool for what needs no GPU: cpu or cpu-docker.")
+    ] = "cpu",
     gpu_pool: Annotated[
-        str, typer.Option(help="Pool for what needs a GPU: gpu, gpu-process or cpu.")
+        str, typer.Option(help="Pool for what needs one: gpu, gpu-process, cpu or cpu-docker.")
     ] = "gpu",
     gpus: Annotated[
         int | None, typer.Option(min=1, help="Slots of the limit that GPU stages share.")
@@ -124,7 +128,9 @@ def deploy(
 
     site = deploy_.Site(
         image=image,
+        cpu_image=cpu_image,
         store=store,
+        cpu_pool=cpu_pool,
         gpu_pool=gpu_pool,
         gpus=gpus,
         requeues=requeues,
@@ -142,13 +148,18 @@ def deploy(
 
 @app.command()
 def worker(
-    pool: Annotated[str, typer.Argument(help="cpu, gpu, gpu-process, or a pool of your own.")],
+    pool: Annotated[
+        str, typer.Argument(help="cpu, gpu, gpu-process, cpu-docker, or a pool of your own.")
+    ],
     limit: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    with_healthcheck: Annotated[
+        bool, typer.Option("--with-healthcheck", help="Answer at /health on a port of its own.")
+    ] = False,
 ) -> None:
     """Start a worker that takes queued runs of a pool."""
     from flows.worker import become_worker
 
-    become_worker(pool, limit)
+    become_worker(pool, limit, with_healthcheck)
 
 
 @app.command("up")

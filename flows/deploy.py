@@ -36,8 +36,10 @@ class Site:
 
     Args:
         folder: installation that process workers run from.
-        image: what containers run.
+        image: what containers with GPUs run.
+        cpu_image: what containers without one run.
         store: root of the store in the default recipe.
+        cpu_pool: where the deployments of the pool `cpu` go.
         gpu_pool: where the deployments of the pool `gpu` go.
         gpus: slots of the limit on GPUs; None leaves the limit as it is.
         recipe: name of the default recipe.
@@ -48,7 +50,9 @@ class Site:
 
     folder: Path = INSTALLATION
     image: str = "lmpipe:gpu"
+    cpu_image: str = "lmpipe:cpu"
     store: str = ""
+    cpu_pool: str = "cpu"
     gpu_pool: str = "gpu"
     gpus: int | None = None
     recipe: str = "demo"
@@ -70,18 +74,18 @@ def deploy(site: Site) -> Deployed:
     api_url = require_server()
     from prefect.client.orchestration import get_client
 
-    file = read_file({"LMPIPE_GPU_IMAGE": site.image, "LMPIPE_API_URL": api_url})
+    images = {"LMPIPE_IMAGE": site.cpu_image, "LMPIPE_GPU_IMAGE": site.image}
+    file = read_file(images | {"LMPIPE_API_URL": api_url})
     pools = file["definitions"]["pools"]
-    if site.gpu_pool not in pools:
-        raise ConfigError(
-            f"--gpu-pool {site.gpu_pool!r}: no such pool; known are {', '.join(pools)}"
-        )
+    for option, pool in (("--cpu-pool", site.cpu_pool), ("--gpu-pool", site.gpu_pool)):
+        if pool not in pools:
+            raise ConfigError(f"{option} {pool!r}: no such pool; known are {', '.join(pools)}")
     with get_client(sync_client=True) as client:
         api = PrefectApi(client)
-        for name, pool in pools.items():
-            kind = pool["type"]
+        for name, settings in pools.items():
+            kind = settings["type"]
             api.pool(name, kind, POOL_TEXTS[kind], _job_template(kind))
-            api.queues(name, pool["queues"])
+            api.queues(name, settings["queues"])
         api.limit(GPU_LIMIT, site.gpus, slots_at_first=max(1, len(gpu_devices())))
         for entry in file["deployments"]:
             flow = entry["entrypoint"].rpartition(":")[2]
@@ -114,11 +118,10 @@ def read_file(values: dict[str, str]) -> Json:
 
 def deployment(entry: Json, pools: Json, site: Site) -> Json:
     """Return what the server shall hold for an entry of the file."""
-    pool = dict(entry["work_pool"])
-    if pool["name"] == "gpu" and site.gpu_pool != "gpu":
-        pool |= {"name": site.gpu_pool, "job_variables": {}}
+    pool = entry["work_pool"]
+    name = {"cpu": site.cpu_pool, "gpu": site.gpu_pool}[pool["name"]]
     pull = entry["pull"]
-    if pools[pool["name"]]["type"] == "process":
+    if pools[name]["type"] == "process":
         pull = [{STEP: {"directory": str(site.folder.absolute())}}]
     limit = entry.get("concurrency_limit")
     return {
@@ -127,9 +130,9 @@ def deployment(entry: Json, pools: Json, site: Site) -> Json:
         "tags": entry["tags"],
         "entrypoint": entry["entrypoint"],
         "pull_steps": pull,
-        "work_pool_name": pool["name"],
+        "work_pool_name": name,
         "work_queue_name": pool["work_queue_name"],
-        "job_variables": pool.get("job_variables", {}),
+        "job_variables": pools[name].get("job_variables", {}),
         "concurrency_limit": limit["limit"] if limit else None,
         "concurrency_options": (
             {"collision_strategy": limit["collision_strategy"]} if limit else None

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
 from lmpipe.alignment.sft import SftConfig
-from lmpipe.artifacts.source import SourceSpec
+from lmpipe.artifacts.source import PathOrUrl, SourceSpec
 from lmpipe.artifacts.store import Store
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.dedup import DedupConfig
@@ -30,6 +30,7 @@ from lmpipe.errors import ConfigError
 from lmpipe.evaluation.evaluate import EvaluateConfig
 from lmpipe.report.report import ReportConfig
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.redaction import Redactor
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.tokenization.shards import ShardsConfig
 from lmpipe.tokenization.tokenizer import TokenizerConfig
@@ -47,7 +48,7 @@ class _Section(BaseModel):
 class StoreSpec(_Section):
     """Where artifacts lie."""
 
-    root: str = Field("artifacts", description="A folder, file:///… or s3://bucket/prefix.")
+    root: PathOrUrl = Field("artifacts", description="A folder, file:///… or s3://bucket/prefix.")
 
 
 class Sources(_Section):
@@ -226,7 +227,7 @@ def _explain(detail: dict[str, Any]) -> str:
         return "  " + _unknown(where, _keys_at(where[:-1]))
     key = ".".join(str(part) for part in where)
     given = "" if detail["type"] == "missing" else f", got {str(detail['input'])[:80]!r}"
-    return f"  {key}: {detail['msg']}{given}"
+    return Redactor({}).text(f"  {key}: {detail['msg']}{given}")
 
 
 def _unknown(where: tuple[Any, ...], known: list[str]) -> str:

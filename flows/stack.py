@@ -1,11 +1,14 @@
 """The whole stack of one machine as child processes."""
 
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -13,34 +16,35 @@ import httpx
 from rich.console import Console
 
 from flows.worker import WORKER_SETTINGS
-from lmpipe.errors import LmpipeError
+from lmpipe.errors import ConfigError, LmpipeError
 from lmpipe.runtime.processes import describe_exit, end_trees
 
 SERVER_START_SECONDS = 180.0  # a fresh home migrates its database for 55 s
 GRACE_SECONDS = 40.0  # a worker ends its runs: Prefect grants those 30 s
-# The kernel ends a child when we are killed by -9, and exec keeps that order. A shell starts what
-# it runs in the background with SIGINT ignored; exec keeps that too, and a worker ends by SIGINT.
-LAUNCHER = (
-    "import os, signal, sys; from lmpipe.runtime.processes import die_with_parent; "
-    "die_with_parent(int(sys.argv[1])); signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
-)
+AUTH_FILE = "lmpipe-auth-string"
 
 
 class Children:
-    """Processes of ours that end together."""
+    """Processes of ours that end together: by `end`, or by the keeper when we are killed by -9."""
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "flows.stack"], stdin=subprocess.PIPE, start_new_session=True
+        )
 
     def start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
         """Start a Python command in a session of its own: Ctrl-C reaches us alone."""
-        self._running[name] = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(os.getpid()), *command],
+        process = subprocess.Popen(
+            [sys.executable, *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._running[name] = process
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(f"{process.pid}\n".encode())
+        self._keeper.stdin.flush()
 
     def check(self) -> None:
         """Raise if one has ended."""
@@ -54,7 +58,19 @@ class Children:
         for name, process in reversed(self._running.items()):
             ended += end_trees([process.pid], GRACE_SECONDS, names={process.pid: name})
             process.wait()
+        self._keeper.kill()
+        self._keeper.wait()
         return ended
+
+
+def keep(pids: Iterable[str]) -> None:
+    """End the trees of the processes named, once nobody is left who could name more.
+
+    Runs in a process of its own with the stack's end of a pipe as its input. The kernel's own order
+    to a child (PR_SET_PDEATHSIG) was the alternative: it kills a worker and not the worker's runs.
+    """
+    trees = [int(pid) for pid in pids]
+    end_trees(trees, GRACE_SECONDS)
 
 
 def up(console: Console, port: int, store: str) -> None:
@@ -66,22 +82,28 @@ def up(console: Console, port: int, store: str) -> None:
     """
     from flows.deploy import gpu_devices
 
+    _require_free(port)
+    secret = auth_string_file()
     url = f"http://127.0.0.1:{port}"
     environment = WORKER_SETTINGS | dict(os.environ) | {"PREFECT_API_URL": f"{url}/api"}
     environment |= {"PREFECT_UI_URL": url, "PREFECT_CLI_PROMPT": "false"}
+    environment["PREFECT_API_AUTH_STRING"] = secret.read_text()
+    server_environment = {"PREFECT_SERVER_API_AUTH_STRING": secret.read_text()}
     gpu_pool = "gpu-process" if gpu_devices() else "cpu"
-    children = Children()
     signal.signal(signal.SIGTERM, _exit)
+    # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    children = Children()
     try:
         server = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        children.start("server", server, environment)
+        children.start("server", server, environment | server_environment)
         _wait_for(f"{url}/api/health", children)
         deploy = [sys.executable, "-m", "flows.cli", "deploy", "--gpu-pool", gpu_pool]
-        subprocess.run([*deploy, "--store", store], env=environment, check=True)
+        if subprocess.run([*deploy, "--store", store], env=environment).returncode != 0:
+            raise LmpipeError("the deployments could not be registered")
         for pool in dict.fromkeys(["cpu", gpu_pool]):
             children.start(f"{pool} worker", ["-m", "flows.cli", "worker", pool], environment)
-        console.print(f"the stack is up: {url}; Ctrl-C ends it", highlight=False)
+        console.print(_how_to_use(url, secret), highlight=False, markup=False, soft_wrap=True)
         while True:
             children.check()
             time.sleep(1)
@@ -90,6 +112,46 @@ def up(console: Console, port: int, store: str) -> None:
     finally:
         for name in children.end():
             console.print(f"ended {name}", highlight=False)
+
+
+def auth_string_file() -> Path:
+    """Return the file that holds this user's auth string, made at the first call.
+
+    Without one, every user of the machine and every page in a browser on it could queue runs here.
+    The file is for its owner only; an auth string in the environment is written there, so that
+    the commands we print are the same ones.
+    """
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    path = home / AUTH_FILE
+    given = os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+    if not given and path.exists():
+        return path
+    home.mkdir(parents=True, exist_ok=True)
+    partial = home / f"{AUTH_FILE}.{os.getpid()}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(given or f"lmpipe:{secrets.token_urlsafe(24)}")
+    partial.replace(path)
+    return path
+
+
+def _how_to_use(url: str, secret: Path) -> str:
+    exports = f'PREFECT_API_URL={url}/api PREFECT_API_AUTH_STRING="$(cat {secret})"'
+    return f"""the stack is up: {url}; Ctrl-C ends it
+the UI asks once for what stands in {secret}
+in another terminal:
+    export {exports}
+    lmpipe run demo --remote"""
+
+
+def _require_free(port: int) -> None:
+    """Stop before another server there is taken for ours."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(f"--port {port}: {error.strerror}; choose another one") from error
 
 
 def _wait_for(url: str, children: Children) -> None:
@@ -106,3 +168,7 @@ def _wait_for(url: str, children: Children) -> None:
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    keep(sys.stdin)

@@ -8,7 +8,8 @@ kill the run at once (PR_SET_PDEATHSIG), the alternative, would leave the report
 heartbeats, ten minutes later. Below the run that order is what guards: its stages die with it.
 
 A container is not ours to end: it has a life of its own, reports by itself, can be cancelled, and
-Docker removes it. Nothing here concerns it, since its worker hands on no environment but Prefect's.
+Docker removes it. Nothing here concerns it: its worker hands on Prefect's and the store's variables
+only.
 """
 
 import os
@@ -36,13 +37,14 @@ WATCH_SECONDS = 1.0
 GRACE_SECONDS = 40.0  # a stage has 15 s to end; then the state is reported
 
 
-def become_worker(pool: str, limit: int) -> NoReturn:
+def become_worker(pool: str, limit: int, with_healthcheck: bool = False) -> NoReturn:
     """Replace this process by a worker of a pool, so that signals reach it directly."""
     from flows.remote import require_server
 
     require_server()
     environment = WORKER_SETTINGS | dict(os.environ) | {WORKER_PID: str(os.getpid())}
     command = worker_command(pool, limit, pool_kind(pool))
+    command += ["--with-healthcheck"] if with_healthcheck else []
     # A shell starts what it runs in the background with SIGINT ignored, and exec keeps that; a
     # worker ends by SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -52,14 +54,16 @@ def become_worker(pool: str, limit: int) -> NoReturn:
 def worker_command(pool: str, limit: int, kind: str) -> list[str]:
     """Return Prefect's command for a worker, less the interpreter."""
     options = ["--pool", pool, "--limit", str(limit), "--install-policy", "never"]
-    return ["-m", "prefect", "worker", "start", *options, *(["--type", kind] if kind else [])]
+    module = "flows.docker_worker" if kind == "docker" else "prefect"
+    return ["-m", module, "worker", "start", *options, *(["--type", kind] if kind else [])]
 
 
 def pool_kind(pool: str) -> str:
     """Return the type of a pool of ours; of others the server knows it."""
     from flows.deploy import read_file
 
-    pools = read_file({"LMPIPE_GPU_IMAGE": "-", "LMPIPE_API_URL": "-"})["definitions"]["pools"]
+    unused = dict.fromkeys(("LMPIPE_IMAGE", "LMPIPE_GPU_IMAGE", "LMPIPE_API_URL"), "-")
+    pools = read_file(unused)["definitions"]["pools"]
     kind: str = pools.get(pool, {}).get("type", "")
     return kind
 

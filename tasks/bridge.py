@@ -40,9 +40,14 @@ def as_task(
     retry_delay_seconds: float = 10.0,
     tags: tuple[str, ...] = (),
     timeout_seconds: float | None = None,
+    has_ranks: bool = True,
 ) -> StageTask[A]:
-    """Make a stage callable in flows; the arguments are Prefect's own."""
-    return StageTask(stage, Policy(retries, retry_delay_seconds, tags, timeout_seconds))
+    """Make a stage callable in flows; the arguments are Prefect's own, but for one.
+
+    Args:
+        has_ranks: whether the stage uses all GPUs of its runtime, a rank on each; else it uses one.
+    """
+    return StageTask(stage, Policy(retries, retry_delay_seconds, tags, timeout_seconds, has_ranks))
 
 
 class Listener(Protocol):
@@ -209,7 +214,7 @@ def _prefect_task(call: Call[A]) -> Callable[[_TaskRun], A]:
 
 @contextmanager
 def _lease(call: Call[Any], runtime: Runtime) -> Iterator[None]:
-    """Hold a slot a rank of the limit that stages on GPUs share, if the run names one.
+    """Hold a slot a device of the limit that stages on GPUs share, if the run names one.
 
     Strict: a limit that does not exist is an error, where Prefect would otherwise limit nothing. A
     lease that cannot be renewed, because the API is away, never ends a training run.
@@ -221,11 +226,25 @@ def _lease(call: Call[Any], runtime: Runtime) -> Iterator[None]:
 
     with concurrency(
         runtime.gpu_limit,
-        occupy=max(1, runtime.ranks),
+        occupy=num_slots(call.policy, runtime),
         strict=True,
         raise_on_lease_renewal_failure=False,
     ):
         yield
+
+
+def num_slots(policy: Policy, runtime: Runtime) -> int:
+    """Return how many devices a stage on GPUs will use on this machine.
+
+    Where there is no GPU a stage takes one slot, or one for each rank that was asked for: the limit
+    then keeps training runs from sharing the cores.
+    """
+    from lmpipe.training.launch import resolve_device, resolve_num_ranks
+
+    if not policy.has_ranks:
+        return 1
+    device = resolve_device(runtime)
+    return resolve_num_ranks(runtime, device) if device == "cuda" else max(1, runtime.ranks)
 
 
 def _is_worth_a_retry(task: "Task[Any, Any]", run: "TaskRun", state: "State[Any]") -> bool:

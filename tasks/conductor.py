@@ -27,6 +27,7 @@ class Policy:
     retry_delay_seconds: float = 10.0
     tags: tuple[str, ...] = ()
     timeout_seconds: float | None = None
+    has_ranks: bool = True
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from lmpipe.artifacts.types import Source
 from lmpipe.errors import StageFailed
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.processes import describe_exit, end_tree
+from lmpipe.runtime.redaction import Redactor
 
 GRACE_SECONDS = 15.0  # below the 30 s that Prefect grants before it kills the flow itself
 LAST_LINES = 20
@@ -91,6 +92,7 @@ class _Child:
         self._attempt: Event | None = None
         self._tail: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._store = Store(job["store"])
+        self._redactor = Redactor(os.environ)
         self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 closed in wait()
         events_read, events_write = os.pipe()
         self._process = subprocess.Popen(
@@ -153,8 +155,8 @@ class _Child:
     def _read_lines(self, pipe: IO[bytes]) -> None:
         with pipe:
             for raw in pipe:
-                self._log.write(raw)
-                line = raw.decode(errors="replace").rstrip("\n")
+                line = self._redactor.text(raw.decode(errors="replace").rstrip("\n"))
+                self._log.write(line.encode() + b"\n")
                 self._tail.append(line)
                 self._line_sink(line)
 
@@ -165,13 +167,13 @@ class _Child:
                 if event["type"] == "result":
                     self._result = event
                 elif event["type"] == "error":
-                    self._error = event
+                    self._error = self._redactor.value(event)
                 elif event["type"] == "attempt":
                     self._attempt = event
                 elif event["type"] == "process":
                     self._names[event["pid"]] = event["name"]
                 else:
-                    self._sink(event)
+                    self._sink(self._redactor.value(event))
 
     def _keep_log(self) -> None:
         """Store the child's whole output beside its attempt."""

@@ -12,15 +12,16 @@ import importlib.util
 import json
 import os
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Source
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.redaction import URL_WITH_PASSWORD, without_password
 
 
 class PinnedFile(BaseModel):
@@ -40,12 +41,20 @@ class SourceConfig(StageConfig):
     files: tuple[PinnedFile, ...] = Field(description="The pinned files, by name.")
 
 
+# The pattern is for forms, so that a server refuses a password before it keeps it.
+PathOrUrl = Annotated[
+    str,
+    AfterValidator(without_password),
+    WithJsonSchema({"type": "string", "pattern": rf"^(?!{URL_WITH_PASSWORD[1:]})"}),
+]
+
+
 class SourceSpec(BaseModel):
     """Where a recipe finds the files of a source. Never identity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    paths: tuple[str, ...] = Field(
+    paths: tuple[PathOrUrl, ...] = Field(
         min_length=1,
         description="Files, globs or fsspec URLs; relative ones are relative to the recipe; "
         "package://NAME/FILE is a file of an installed Python package.",

@@ -47,8 +47,8 @@ class Runtime(BaseModel):
     )
     gpu_limit: str = Field(
         "",
-        description="Prefect's global concurrency limit that a stage tagged gpu takes a slot a rank"
-        " of; empty: none. `lmpipe deploy` makes one named gpu.",
+        description="Prefect's global concurrency limit that a stage tagged gpu takes a slot a"
+        " device of; empty: none. `lmpipe deploy` makes one named gpu.",
     )
     checkpoint_every_seconds: float = Field(
         600.0, gt=0, description="Seconds between checkpoints inside a training stage."

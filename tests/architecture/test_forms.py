@@ -13,7 +13,8 @@ from flows.deploy import Site, default_parameters, deployment, form, read_file
 from flows.recipe import INSTALLATION, PipelineConfig
 from tasks.selection import Selection
 
-FILE = read_file({"LMPIPE_GPU_IMAGE": "registry/lmpipe:gpu", "LMPIPE_API_URL": "http://host/api"})
+VALUES = {"LMPIPE_IMAGE": "registry/lmpipe:cpu", "LMPIPE_GPU_IMAGE": "registry/lmpipe:gpu"}
+FILE = read_file(VALUES | {"LMPIPE_API_URL": "http://host/api"})
 POOLS = FILE["definitions"]["pools"]
 ENTRIES = pytest.mark.parametrize("entry", FILE["deployments"], ids=lambda entry: entry["name"])
 STAGE_FORMS = [e for e in FILE["deployments"] if e["name"] not in ("rerun", "housekeeping")]

@@ -11,10 +11,13 @@ from flows.run import Silent
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
-from tasks.bridge import PrefectConductor, as_task
+from tasks import evaluation, training
+from tasks.bridge import PrefectConductor, as_task, num_slots
 from tasks.conductor import Settings, conducted_by
 from tasks.selection import Selection
 from tests.artifacts.stages import CountConfig, count
+
+pytestmark = pytest.mark.usefixtures("prefect_server")  # never the user's own
 
 on_gpu = as_task(count, tags=("gpu",))
 on_cpu = as_task(count, tags=("cpu",))
@@ -59,3 +62,27 @@ def test_a_limit_that_does_not_exist_stops_a_stage_on_a_gpu(tmp_path: Path) -> N
 
 def test_a_stage_without_the_tag_asks_for_no_slot(tmp_path: Path) -> None:
     assert run(on_cpu, tmp_path, "no-such-limit") == ["RUN"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "visible", "slots"),
+    [
+        (Runtime(), "0,1,2,3", 4),
+        (Runtime(ranks=2), "0,1,2,3", 2),
+        (Runtime(device="cpu", cpu_ranks=2), "0,1,2,3", 1),
+        (Runtime(cpu_ranks=2), "", 1),
+        (Runtime(ranks=2), "", 2),
+    ],
+)
+def test_a_stage_with_ranks_takes_a_slot_for_each_device_it_will_use(
+    runtime: Runtime, visible: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert num_slots(training.pretrain.policy, runtime) == slots
+
+
+def test_evaluation_runs_in_one_process_and_takes_one_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert num_slots(evaluation.evaluate.policy, Runtime()) == 1

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from flows.pipeline import pipeline
@@ -113,3 +114,21 @@ def test_where_and_how_a_run_goes_bears_no_identity(tmp_path: Path):
 def test_a_recipe_without_sources_is_refused():
     with pytest.raises(ConfigError, match="sources: Field required"):
         check_recipe({"name": "x"}, "x.yaml")
+
+
+@pytest.mark.parametrize("key", ["store.root", "sources.crawl.paths"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(key: str):
+    url = "https://me:letmein@host.example/crawl.warc.gz"
+    given = url if key == "store.root" else f"[{url}]"
+    with pytest.raises(ConfigError, match=r"a password in a URL \(…@host\.example") as caught:
+        load_recipe("demo", [f"{key}={given}"])
+    assert "letmein" not in str(caught.value)
+
+
+def test_the_forms_refuse_a_password_in_a_url():
+    schema = PipelineConfig.model_json_schema()
+    recipe = load_recipe("demo").model_dump(mode="json")
+    jsonschema.validate(recipe, schema)
+    recipe["sources"]["benchmarks"]["paths"] = ["https://me:letmein@host.example/eval.jsonl"]
+    with pytest.raises(jsonschema.ValidationError, match="does not match"):
+        jsonschema.validate(recipe, schema)

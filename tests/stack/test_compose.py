@@ -1,21 +1,34 @@
-"""docker/compose.yaml is one docker-compose takes, keeps to loopback, and holds no secret."""
+"""docker/compose.yaml is one docker-compose takes, keeps to loopback and secrets, and works."""
 
 import os
+import re
 import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
+from tests.services.compose import SERVICES, WITH_SECOND_PORT, Compose
+from tests.services.docker_engine import DockerEngine
 from tests.services.prefect_server import REPOSITORY
+from tests.services.processes import wait_until
+
+pytestmark = pytest.mark.timeout(1800)  # the first test of a session that wants the image builds it
 
 SECRETS = {
     "LMPIPE_AUTH_STRING": "lmpipe:auth-secret",
     "LMPIPE_POSTGRES_PASSWORD": "postgres-secret",
-    "LMPIPE_REDIS_PASSWORD": "redis-secret",
     "LMPIPE_S3_KEY": "s3-key",
     "LMPIPE_S3_SECRET": "s3-secret",
 }
+STORE = "s3://lmpipe/store"
+SMALL_FILES = ("common-crawl", "heritrix-2008")
 IMAGES = {
     "LMPIPE_IMAGE": "own/lmpipe",
     "LMPIPE_GPU_IMAGE": "own/lmpipe-gpu",
@@ -41,9 +54,7 @@ def _services(variables: dict[str, str]) -> dict[str, Any]:
 
 def test_docker_compose_takes_the_file_and_every_image_can_be_overridden() -> None:
     services = _services(SECRETS | IMAGES)
-    assert set(services) == {
-        "postgres", "redis", "seaweedfs", "server", "services", "worker-cpu", "worker-gpu",
-    }  # fmt: skip
+    assert set(services) == SERVICES | {"bucket", "worker-gpu"}
     assert all(service["image"].startswith("own/") for service in services.values())
 
 
@@ -56,8 +67,9 @@ def test_nothing_starts_without_a_secret(missing: str) -> None:
 
 def test_every_server_binds_to_loopback_and_publishes_no_port() -> None:
     services = _services(SECRETS)
-    for name in ("postgres", "redis", "seaweedfs", "server"):
+    for name in ("postgres", "seaweedfs", "server"):
         assert "127.0.0.1" in " ".join(services[name]["command"]), name
+    assert "--port 0" in " ".join(services["redis"]["command"])
     for service in services.values():
         assert service["network_mode"] == "host"
         assert "ports" not in service
@@ -73,8 +85,100 @@ def test_no_secret_stands_in_a_command_line() -> None:
 def test_the_bind_address_reaches_every_service() -> None:
     """A worker elsewhere needs another address: one variable moves all of them."""
     services = _services(SECRETS | {"LMPIPE_BIND": "127.0.0.9"})
-    for name in ("postgres", "redis", "seaweedfs", "server"):
+    for name in ("postgres", "seaweedfs", "server"):
         command = " ".join(services[name]["command"])
         assert "127.0.0.9" in command, name
         assert "127.0.0.1" not in command, name
     assert services["worker-cpu"]["environment"]["PREFECT_API_URL"].startswith("http://127.0.0.9:")
+
+
+@pytest.fixture(scope="module")
+def stack(
+    docker_engine: DockerEngine, cpu_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Compose]:
+    """The stack, up; its worker has no deployments yet."""
+    compose = Compose(
+        docker_engine, tmp_path_factory.mktemp("compose"), docker_engine.build_services()
+    )
+    try:
+        compose.up()
+        yield compose
+    finally:
+        compose.down()
+
+
+@pytest.fixture(scope="module")
+def deployed_stack(stack: Compose, tmp_path_factory: pytest.TempPathFactory) -> Compose:
+    """The stack with our deployments, made by the command from outside."""
+    options = ["--folder", "/opt/lmpipe", "--store", STORE]
+    printed = stack.lmpipe(tmp_path_factory.mktemp("deploy"), "deploy", *options)
+    assert "deployment curate/curate: created" in printed
+    return stack
+
+
+def test_every_service_comes_up_and_listens_on_loopback_only(stack: Compose) -> None:
+    running = stack.compose("ps", "--services", "--filter", "status=running").split()
+    assert set(running) >= SERVICES
+    listening = {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in stack.processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {ip for ip, _ in listening} == {"127.0.0.1"}
+    ours = set(stack.ports.values()) | {stack.ports[name] + 10000 for name in WITH_SECOND_PORT}
+    assert {port for _, port in listening} >= ours
+
+
+def test_nobody_enters_without_a_secret(stack: Compose) -> None:
+    api = f"{stack.api_url}/flows/filter"
+    assert httpx.post(api, json={}).status_code == 401
+    assert httpx.post(api, json={}, auth=("lmpipe", "wrong")).status_code == 401
+    assert httpx.post(api, json={}, auth=stack._auth).status_code == 200
+    with pytest.raises(ClientError, match="SignatureDoesNotMatch"):
+        stack.s3(secret="wrong").list_buckets()
+    buckets = [bucket["Name"] for bucket in stack.s3().list_buckets()["Buckets"]]
+    assert buckets == ["lmpipe"]
+    anonymous = httpx.get(stack.store_environment["AWS_ENDPOINT_URL"] + "/lmpipe?list-type=2")
+    assert anonymous.status_code == 403
+
+
+def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s3(
+    deployed_stack: Compose, tmp_path: Path
+) -> None:
+    stack = deployed_stack
+    curate = stack.request("GET", "/deployments/name/curate/curate")
+    recipe = few_pages(curate["parameters"]["recipe"])
+    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "select"})
+    assert stack.wait_for(run, timeout_seconds=400) == "COMPLETED"
+    done = stack.lmpipe(tmp_path, "verify", "--store", STORE, **stack.store_environment)
+    assert re.search(r"^\d+ artifacts, 0 bad objects$", done, re.MULTILINE)
+    listed = stack.lmpipe(tmp_path, "ls", "--store", STORE, **stack.store_environment)
+    assert {"extract", "signals", "select"} <= set(listed.split())
+
+
+def few_pages(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return the default recipe with 27 of its pages."""
+    crawl = {"paths": [f"demo_data/warc/{name}.warc.gz" for name in SMALL_FILES]}
+    sources, runtime = recipe["sources"] | {"crawl": crawl}, recipe["runtime"] | {"workers": 1}
+    return recipe | {"sources": sources, "runtime": runtime}
+
+
+def test_a_stopped_worker_ends_its_run_first_and_the_run_reports_itself_crashed(
+    deployed_stack: Compose,
+) -> None:
+    stack = deployed_stack
+    curate = stack.request("GET", "/deployments/name/curate/curate")
+    run = stack.submit(curate["id"], selection={"until_stage": "extract"})
+    wait_until(
+        lambda: stack.task_state(run, "extract") == "RUNNING",
+        timeout_seconds=240,
+        what="the extract task of the run",
+    )
+    started = time.monotonic()
+    stack.compose("stop", "worker-cpu")
+    took = time.monotonic() - started
+    container = f"{stack.project}_worker-cpu_1"
+    assert stack.engine.docker("inspect", "--format={{.State.ExitCode}}", container).strip() == "0"
+    assert took < 55
+    assert stack.state(run) == "CRASHED"

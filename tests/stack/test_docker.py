@@ -2,45 +2,57 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.services.docker_engine import DockerEngine
-from tests.services.prefect_server import REPOSITORY, PrefectServer, ProcessWorker
-from tests.services.processes import wait_until
+from tests.services.prefect_server import REPOSITORY, PrefectServer
+from tests.services.processes import ServiceProcess
+from tests.services.seaweedfs import SECRET, SeaweedFS
 
-IMAGE = "lmpipe:cpu"
+BUCKET = "container"
 
 pytestmark = pytest.mark.timeout(1800)  # the build alone takes minutes on two cores
 
 
 @pytest.fixture(scope="module")
-def cpu_image(docker_engine: DockerEngine) -> str:
-    docker_engine.build(REPOSITORY, target="cpu", tag=IMAGE, timeout_seconds=1500)
-    return IMAGE
+def in_containers(
+    deployed: PrefectServer, seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrefectServer]:
+    """The server, with all that we deploy going to containers without a GPU."""
+    folder = tmp_path_factory.mktemp("deploy")
+    store = seaweedfs.create_bucket(BUCKET)
+    pools = ["--cpu-pool", "cpu-docker", "--gpu-pool", "cpu-docker"]
+    deployed.lmpipe(folder, "deploy", *pools, "--store", store)
+    yield deployed
+    deployed.lmpipe(folder, "deploy", "--folder", str(REPOSITORY))
 
 
 @pytest.fixture(scope="module")
 def docker_worker(
     docker_engine: DockerEngine,
-    prefect_server: PrefectServer,
+    in_containers: PrefectServer,
+    seaweedfs: SeaweedFS,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[ProcessWorker]:
-    prefect_server.create_pool("docker", "docker")
-    worker = ProcessWorker(
-        prefect_server,
-        tmp_path_factory.mktemp("docker-worker"),
-        "docker",
-        worker_type="docker",
-        environment=docker_engine.environment,
+) -> Iterator[ServiceProcess]:
+    """`lmpipe worker cpu-docker`, with the keys of the store in its environment."""
+    process = ServiceProcess(
+        "lmpipe-worker",
+        [sys.executable, "-m", "flows.cli", "worker", "cpu-docker"],
+        tmp_path_factory.mktemp("worker"),
+        environment=in_containers.environment
+        | docker_engine.environment
+        | seaweedfs.environment
+        | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
     )
     try:
-        worker.start()
-        yield worker
+        process.start(lambda: "started!" in process.log_tail(), timeout_seconds=90)
+        yield process
     finally:
-        worker.process.stop()
+        process.stop()
 
 
 def test_the_image_holds_the_pinned_packages_and_the_cpu_build_of_torch(
@@ -80,31 +92,28 @@ def test_the_image_runs_as_a_user_who_cannot_write_the_code(
     assert output.split() == ["1000"]
 
 
-def test_a_queued_run_completes_inside_the_container_and_its_log_comes_back(
-    cpu_image: str, prefect_server: PrefectServer, docker_worker: ProcessWorker
+def test_a_queued_run_of_the_pipeline_completes_in_a_container_and_writes_to_s3(
+    cpu_image: str,
+    in_containers: PrefectServer,
+    docker_worker: ServiceProcess,
+    seaweedfs: SeaweedFS,
+    tmp_path: Path,
 ) -> None:
-    deployment = prefect_server.create_deployment(
-        "sample_flows.py:greet",
-        pool="docker",
-        directory="/opt/sample",
-        job_variables={
-            "image": cpu_image,
-            "image_pull_policy": "Never",
-            "network_mode": "host",
-            "volumes": [f"{Path(__file__).parent}:/opt/sample:ro"],
-            # the worker hands its own PREFECT_* on: its home does not exist in there
-            "env": {
-                "PREFECT_API_URL": prefect_server.api_url,
-                "PREFECT_HOME": "/home/lmpipe/.prefect",
-            },
-            "container_create_kwargs": {"healthcheck": {"test": ["NONE"]}},
-        },
-    )
-    run = prefect_server.submit(deployment, name="container")
-    assert prefect_server.wait_for(run, timeout_seconds=240) == "COMPLETED"
-    wait_until(
-        lambda: any("hello container" in line for line in prefect_server.logs(run)),
-        timeout_seconds=20,
-        what="the run's line in the log",
-    )
-    assert prefect_server.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
+    """Recipe, image, pool and keys are what a user would have: none is the test's own."""
+    curate = in_containers.request("GET", "/deployments/name/curate/curate")
+    assert (curate["work_pool_name"], curate["job_variables"]["image"]) == ("cpu-docker", cpu_image)
+    recipe = curate["parameters"]["recipe"]
+    recipe["sources"]["crawl"]["paths"] = ["demo_data/warc/common-crawl.warc.gz"]
+    run = in_containers.submit(curate["id"], recipe=recipe, selection={"until_stage": "extract"})
+    assert in_containers.wait_for(run, timeout_seconds=300) == "COMPLETED"
+    assert "docker" in in_containers.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
+
+    store = ["--store", f"s3://{BUCKET}"]
+    listed = in_containers.lmpipe(tmp_path, "ls", *store, **seaweedfs.environment)
+    assert {"source", "extract"} <= set(listed.split())
+    verified = in_containers.lmpipe(tmp_path, "verify", *store, **seaweedfs.environment)
+    assert re.search(r"^\d+ artifacts, 0 bad objects$", verified, re.MULTILINE)
+
+    shown = json.dumps([curate, in_containers.request("GET", f"/flow_runs/{run}")])
+    assert SECRET not in shown
+    assert SECRET not in docker_worker.log_path.read_text()
