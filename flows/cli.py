@@ -322,11 +322,14 @@ def bench(
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of it.")
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Renew the kernel's settings for this device instead.")
+    ] = False,
 ) -> None:
     """Run a benchmark beside its peers."""
     from flows.benchmarks import run_benchmark
 
-    run_benchmark(Console(), name, to, options or [])
+    run_benchmark(Console(), name, to, [*(options or []), *(["tune=true"] if tune else [])])
 
 
 def _load(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmpipe.errors import ConfigError
-from lmpipe.kernels.flash_attention import flash_attention
+from lmpipe.kernels.flash_attention import Pattern, document_bounds, flash_attention
 from lmpipe.model.config import ModelConfig
 
 Attention = Literal["auto", "triton", "reference"]
@@ -81,9 +81,9 @@ class Decoder(nn.Module):
         """Return the logits of each position's next token.
 
         Args:
-            document_BT: number of the document at each position of a packed row; attention never
-                crosses documents. Positions need not restart with them: RoPE depends on differences
-                only.
+            document_BT: number of the document at each position of a packed row, one run of equal
+                numbers a document; attention never crosses documents. Positions need not restart
+                with them: RoPE depends on differences only.
             positions_BT: position of each token, 0, 1, 2 ... (after what the cache holds) if left
                 out.
             cache: keys and values of the tokens before these; this call adds its own.
@@ -151,8 +151,9 @@ class Trunk(nn.Module):
                 positions_BT = positions_BT + cache.length_B[:, None]
         x_BTD = self.embed_tokens(tokens_BT)
         rotation = rope(positions_BT, self.config.head_size, self.config.rope_base, x_BTD.dtype)
+        bounds_2BT = None if document_BT is None else document_bounds(document_BT)
         for block in self.layers:
-            x_BTD = block(x_BTD, rotation, document_BT, positions_BT, cache)
+            x_BTD = block(x_BTD, rotation, bounds_2BT, positions_BT, cache)
         features_BTD: Tensor = self.norm(x_BTD)
         return features_BTD
 
@@ -171,13 +172,13 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         rotation: tuple[Tensor, Tensor],
-        document_BT: Tensor | None,
+        bounds_2BT: Tensor | None,
         positions_BT: Tensor,
         cache: Cache | None,
     ) -> Tensor:
         """Return the residual stream after this layer."""
         normed_BTD = self.input_layernorm(x_BTD)
-        x_BTD = x_BTD + self.self_attn(normed_BTD, rotation, document_BT, positions_BT, cache)
+        x_BTD = x_BTD + self.self_attn(normed_BTD, rotation, bounds_2BT, positions_BT, cache)
         fed_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD))
         return x_BTD + fed_BTD
 
@@ -200,7 +201,7 @@ class SelfAttention(nn.Module):
         self,
         x_BTD: Tensor,
         rotation: tuple[Tensor, Tensor],
-        document_BT: Tensor | None,
+        bounds_2BT: Tensor | None,
         positions_BT: Tensor,
         cache: Cache | None,
     ) -> Tensor:
@@ -216,12 +217,7 @@ class SelfAttention(nn.Module):
             if backend == "auto":
                 backend = "triton" if x_BTD.is_cuda else "reference"
             out_BTHK = flash_attention(
-                query_BTHK,
-                key_BTGK,
-                value_BTGK,
-                causal=True,
-                document_BT=document_BT,
-                backend=backend,
+                query_BTHK, key_BTGK, value_BTGK, Pattern(causal=True), bounds_2BT, backend=backend
             )
         out_BTD: Tensor = self.o_proj(out_BTHK.flatten(-2))
         return out_BTD

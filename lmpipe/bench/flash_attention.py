@@ -1,0 +1,321 @@
+"""`lmpipe bench flash_attention`: forward and backward beside torch's flash, cuDNN, FlexAttention.
+
+TFLOP/s on random bf16 data, each the median of 20 calls timed by events. Only visible pairs of
+query and key count as work, 4 K FLOPs forward and 10 K backward each, so a window or packed
+documents that cost more than their area show as a lower rate. torch's flash and cuDNN take neither.
+
+`--tune` measures the tiles of TILES instead and rewrites this device's part of
+lmpipe/kernels/flash_attention_settings.json.
+"""
+
+import functools
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lmpipe.bench.bpe_train import Row, row
+from lmpipe.errors import ConfigError
+from lmpipe.kernels import flash_attention_settings as settings
+from lmpipe.kernels.flash_attention import Pattern, document_bounds, flash_attention
+from lmpipe.kernels.flash_attention_launch import HOPPER_KERNELS
+
+BENCH = "flash_attention"
+NUM_TOKENS = 16_384
+WIDTH = 2048
+WINDOW = 1024
+NUM_DOCUMENTS = 8
+IMPLEMENTATIONS = ("lmpipe", "flash", "cudnn", "flex")
+
+
+class Options(BaseModel):
+    """What to measure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lengths: list[int] = Field([512, 1024, 2048, 4096, 8192, 16_384], description="Positions.")
+    head_sizes: list[int] = Field([64, 128], description="Features of a head.")
+    kinds: list[str] = Field(
+        ["causal", "full", "gqa", "window", "packed"],
+        description="causal and full; causal with 4 query heads a key head, window, documents.",
+    )
+    impls: list[str] = Field(list(IMPLEMENTATIONS), description="Whom to measure.")
+    tune: bool = Field(False, description="Find the best tiles and write them down.")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem of 16,384 tokens, 2,048 wide."""
+
+    length: int
+    head_size: int
+    kind: str = "causal"  # causal | full | gqa | window | packed
+
+    def __str__(self) -> str:
+        return f"{self.kind} K={self.head_size} S={self.length}"
+
+    @property
+    def batch(self) -> int:
+        return NUM_TOKENS // self.length
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern(self.kind != "full", WINDOW if self.kind == "window" else None)
+
+    @functools.cached_property
+    def documents(self) -> torch.Tensor:
+        """Documents that grow in length, the last 15 times as long as the first."""
+        shares = torch.arange(1, 2 * NUM_DOCUMENTS, 2).cumsum(0) / NUM_DOCUMENTS**2
+        ends = (shares * self.length).long()
+        return torch.searchsorted(ends, torch.arange(self.length), right=True)
+
+    @functools.cached_property
+    def num_pairs(self) -> int:
+        """Pairs of query and key that see each other, in one row and head."""
+        if self.kind == "full":
+            return self.length**2
+        if self.kind == "packed":
+            return sum(n * (n + 1) // 2 for n in self.documents.bincount().tolist())
+        seen = WINDOW if self.kind == "window" else self.length
+        return sum(min(position + 1, seen) for position in range(self.length))
+
+    @property
+    def forward_flops(self) -> float:
+        return 4.0 * self.batch * WIDTH * self.num_pairs
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Query, key, value and the output's gradient."""
+        heads = WIDTH // self.head_size
+        generator = torch.Generator("cuda").manual_seed(0)
+        return [
+            torch.randn(
+                self.batch, self.length, h, self.head_size, generator=generator, device="cuda"
+            ).bfloat16()
+            for h in (heads, *2 * (heads // (4 if self.kind == "gqa" else 1),), heads)
+        ]
+
+
+def run(options: dict[str, Any]) -> list[Row]:
+    """Return TFLOP/s by implementation and shape, or the tiles chosen."""
+    chosen = Options.model_validate(options)
+    if not torch.cuda.is_available():
+        raise ConfigError("flash_attention is measured on a CUDA device; there is none here")
+    if chosen.tune:
+        return tune(chosen)
+    rows = []
+    for kind, size, length in itertools.product(chosen.kinds, chosen.head_sizes, chosen.lengths):
+        shape = Shape(length, size, kind)
+        for impl in chosen.impls:
+            if is_able(impl, shape):
+                rows += rows_of(impl, shape, *measure(impl, shape))
+    return rows
+
+
+def is_able(impl: str, shape: Shape) -> bool:
+    """Whether an implementation computes this without a T x S mask in memory."""
+    return impl in ("lmpipe", "flex") or shape.kind not in ("window", "packed")
+
+
+def rows_of(impl: str, shape: Shape, forward: float, backward: float) -> list[Row]:
+    """Return the two rows of a measurement."""
+    device = torch.cuda.get_device_name()
+    return [
+        row(BENCH, impl, str(shape), direction, rate, "TFLOP/s") | {"device": device}
+        for direction, rate in (("forward", forward), ("backward", backward))
+    ]
+
+
+def measure(impl: str, shape: Shape) -> tuple[float, float]:
+    """Return TFLOP/s of forward, and of backward alone."""
+    return time_rates(shape, *prepare(impl, shape))
+
+
+Call = Callable[[], object]
+
+
+def prepare(impl: str, shape: Shape) -> tuple[Call, Call]:
+    """Return forward and backward as calls, compiled and run once."""
+    *inputs, grad_out = shape.inputs()
+    leaves = [x.requires_grad_() for x in inputs]
+    attend = _attention(impl, shape)
+    out = attend(*leaves)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return attend(*leaves)
+
+    def backward() -> object:
+        return torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+
+    forward()
+    backward()
+    return forward, backward
+
+
+def time_rates(shape: Shape, forward: Call, backward: Call) -> tuple[float, float]:
+    """Return TFLOP/s of what `prepare` made."""
+    flops = shape.forward_flops / 1e12
+    return flops / seconds(forward), 2.5 * flops / seconds(backward)
+
+
+def seconds(call: Call, repeats: int = 20) -> float:
+    """Median device time of a call, each between two events, after a warm-up.
+
+    The device first sleeps long enough for the host to queue all calls, so that what counts is the
+    device's time and not Python's: eager calls of 100 us and less are otherwise bound by the host.
+    """
+    for _ in range(3):
+        call()
+    begins, ends = (
+        [torch.cuda.Event(enable_timing=True) for _ in range(repeats)]  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    torch.cuda.synchronize()
+    torch.cuda._sleep(40_000_000)  # type: ignore[no-untyped-call]  # cycles: 20 ms
+    for begin, end in zip(begins, ends, strict=True):
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    milliseconds = [begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)]
+    return float(statistics.median(milliseconds)) / 1e3
+
+
+def _attention(impl: str, shape: Shape) -> Callable[..., torch.Tensor]:
+    if impl == "lmpipe":
+        bounds = None
+        if shape.kind == "packed":
+            bounds = document_bounds(shape.documents.cuda().expand(shape.batch, -1))
+        return lambda q, k, v: flash_attention(q, k, v, shape.pattern, bounds, backend="triton")
+    if impl == "flex":
+        return _flex(shape)
+    if impl not in ("flash", "cudnn"):
+        raise ConfigError(f"impls are {', '.join(IMPLEMENTATIONS)}; got {impl!r}")
+    backend = SDPBackend.FLASH_ATTENTION if impl == "flash" else SDPBackend.CUDNN_ATTENTION
+
+    def sdpa(*inputs: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x.transpose(1, 2) for x in inputs)
+        with sdpa_kernel(backend):
+            out = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=shape.pattern.causal, enable_gqa=shape.kind == "gqa"
+            )
+        return out.transpose(1, 2)
+
+    return sdpa
+
+
+def _flex(shape: Shape) -> Callable[..., torch.Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._dynamo.reset()  # it stops compiling a function after eight shapes
+    documents = shape.documents.cuda()
+
+    def visible(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        seen = q >= k
+        if shape.kind == "window":
+            seen = seen & (q - k < WINDOW)
+        if shape.kind == "packed":
+            seen = seen & (documents[q] == documents[k])
+        return seen
+
+    mask = None
+    if shape.kind != "full":
+        mask = create_block_mask(visible, None, None, shape.length, shape.length, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def flex(*inputs: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x.transpose(1, 2) for x in inputs)
+        gqa = shape.kind == "gqa"
+        out: torch.Tensor = compiled(query, key, value, block_mask=mask, enable_gqa=gqa)
+        return out.transpose(1, 2)
+
+    return flex
+
+
+# --- tuning -------------------------------------------------------------------------------------
+
+Numbers = tuple[int, int, int, int, int | None]
+_SMALL: list[Numbers] = [
+    (t, s, 4, stages, registers)
+    for t, s in ((64, 64), (64, 128), (128, 64))
+    for stages in (1, 2, 3)
+    for registers in (None, 168)
+]
+_LARGE: list[Numbers] = [
+    (t, s, 8, stages, None) for t, s in ((128, 64), (64, 64), (64, 32)) for stages in (1, 2, 3)
+]
+# Candidates: queries, keys, warps, stages, registers. What does not fit the device is passed over.
+TILES: dict[settings.Kernel, dict[settings.Direction, list[Numbers]]] = {
+    "triton": {direction: [*_SMALL, *_LARGE] for direction in settings.DEFAULTS},
+    "hopper": {
+        "forward": [(128, s, 4, stages, 240) for s in (64, 128) for stages in (2, 3, 4)],
+        "grad_key_value": [(t, 128, 4, stages, 240) for t in (32, 64) for stages in (2, 3)],
+        "grad_query": [(128, s, 4, stages, 240) for s in (64, 128) for stages in (2, 3, 4)],
+    },
+    "hopper_small": {
+        "forward": [(64, s, 4, stages, 168) for s in (64, 128) for stages in (2, 3)],
+        "grad_key_value": [],
+        "grad_query": [],
+    },
+}
+SHORT, LONG = 2048, 8192
+KERNELS: tuple[settings.Kernel, ...] = ("triton", *HOPPER_KERNELS)
+
+
+def tune(chosen: Options) -> list[Row]:
+    """Time every candidate and write the best; the other directions keep their tiles meanwhile."""
+    device = "{}.{}".format(*torch.cuda.get_device_capability())
+    table = settings.table()
+    if device not in table:
+        table[device] = {
+            direction: {str(size): [(None, "triton", tile[:5])] for size, tile in tiles.items()}
+            for direction, tiles in settings.DEFAULTS.items()
+        }
+    rows: list[Row] = []
+    for direction, size in itertools.product(settings.DEFAULTS, chosen.head_sizes):
+        found: list[tuple[float, settings.Entry, int]] = []
+        for kernel in KERNELS:
+            for longest, length in ((SHORT, SHORT), (None, LONG)):
+                timed = [
+                    (_try(table[device][direction], (kernel, numbers), direction, size, length), n)
+                    for n, numbers in enumerate(TILES[kernel][direction])
+                ]
+                if not timed or min(timed)[0] == float("inf"):
+                    continue
+                best, number = min(timed)
+                numbers = TILES[kernel][direction][number]
+                found.append((best, (longest, kernel, numbers), length))
+                case = f"{direction} K={size} S={length} {kernel}"
+                rows.append(row(BENCH, "lmpipe", case, str(numbers), best * 1e3, "ms"))
+        # By length, then the fastest first; Triton's own stay as what always applies.
+        found.sort(key=lambda entry: (entry[2], entry[0]))
+        table[device][direction][str(size)] = [entry for _, entry, _ in found]
+    settings.write(table)
+    return rows
+
+
+def _try(
+    tiles: settings.Rows,
+    candidate: tuple[settings.Kernel, Numbers],
+    direction: settings.Direction,
+    head_size: int,
+    length: int,
+) -> float:
+    """Return the seconds of a call that uses the candidate; infinity where it does not run."""
+    before = tiles[str(head_size)]
+    tiles[str(head_size)] = [(None, *candidate), *before]
+    shape = Shape(length, head_size)
+    try:
+        forward, backward = prepare("lmpipe", shape)
+        return seconds(forward if direction == "forward" else backward)
+    except Exception as error:  # out of registers or shared memory: Triton's errors vary by version
+        print(f"{direction} {shape} {candidate}: {type(error).__name__}")
+        return float("inf")
+    finally:
+        tiles[str(head_size)] = before

@@ -1,0 +1,432 @@
+"""Launching the attention kernels, and the differentiable operator that torch sees.
+
+torch.library's operators take the place of an autograd.Function: torch.compile then sees one opaque
+node with known shapes and a known backward, and does not break the graph. The price is about 50 us
+of dispatch a call in eager mode.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from lmpipe.errors import ConfigError
+from lmpipe.kernels import flash_attention_kernels as kernels
+from lmpipe.kernels.flash_attention_settings import Direction, Kernel, Tile, tile
+
+try:
+    from triton.experimental.gluon import language as gluon
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from lmpipe.kernels import flash_attention_hopper as hopper
+    from lmpipe.kernels import flash_attention_hopper_backward as hopper_backward
+
+    HOPPER_KERNELS: tuple[Kernel, ...] = ("hopper", "hopper_small")
+except ImportError:  # a Triton without Gluon
+    HOPPER_KERNELS = ()
+
+MAX_HEAD_SIZE = 256
+MAX_ROWS = 65_535
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_INTERPRETED = not isinstance(kernels.forward_kernel, triton.JITFunction)
+
+
+def attend(
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    bounds_2BT: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out (B, T, H, K) and log-sum-exp in base 2 (B, H, T), by the kernels."""
+    if not query_BTHK.is_cuda and not _INTERPRETED:
+        raise ConfigError(
+            f'backend="triton" needs CUDA tensors, got {query_BTHK.device}; '
+            'use backend="reference", or start Python with TRITON_INTERPRET=1 for the interpreter'
+        )
+    if query_BTHK.shape[-1] > MAX_HEAD_SIZE:
+        raise ConfigError(
+            f'backend="triton" takes head sizes up to {MAX_HEAD_SIZE}, got {query_BTHK.shape[-1]}; '
+            'use more heads or backend="reference"'
+        )
+    if query_BTHK.dtype not in _DTYPES:
+        raise ConfigError(
+            f'backend="triton" takes {", ".join(map(str, _DTYPES))}, got {query_BTHK.dtype}'
+        )
+    if query_BTHK.shape[0] * query_BTHK.shape[2] > MAX_ROWS:
+        raise ConfigError(
+            f'backend="triton" takes at most {MAX_ROWS} sequences x heads (CUDA\'s grid), '
+            f"got {query_BTHK.shape[0]} x {query_BTHK.shape[2]}; split the batch"
+        )
+    query_BTHK, key_BSGK, value_BSGK = (_readable(x) for x in (query_BTHK, key_BSGK, value_BSGK))
+    out_BTHK: Tensor
+    lse_BHT: Tensor
+    out_BTHK, lse_BHT = _forward(
+        query_BTHK, key_BSGK, value_BSGK, bounds_2BT, causal, window, softcap
+    )
+    return out_BTHK, lse_BHT
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return x with heads as rows of K numbers that begin at multiples of 16 bytes, else a copy.
+
+    The copy engine reads nothing else; an expanded tensor (stride 0) is no matrix to it either.
+    """
+    unit = 16 // x.element_size()
+    fits = x.stride(-1) == 1 and all(
+        size == 1 or (stride > 0 and stride % unit == 0)
+        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    )
+    return x if fits else x.contiguous()
+
+
+def _at_16_bytes(x: Tensor) -> Tensor:
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+@functools.cache
+def _box_layout(rows: int, padded_head_size: int) -> Any:
+    """How a box lies in shared memory; the same for both 16-bit types."""
+    box = [1, 1, rows, padded_head_size]
+    return gluon.NVMMASharedLayout.get_default_for(box, gluon.float16)
+
+
+@functools.cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _section(num_heads: int, bytes_per_head: int) -> int:
+    """How many heads, of which there are num_heads, to work on at a time: a divisor of them.
+
+    Half of an H200's L2, 30 MB, keeps what is read again and again.
+    """
+    return max(
+        size
+        for size in range(1, num_heads + 1)
+        if num_heads % size == 0 and (size == 1 or size * bytes_per_head <= 30e6)
+    )
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Device memory for the descriptors that the kernels make; the stream orders its reuse."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+class _Launch:
+    """What the kernels of one call share: sizes, strides of the inputs, compile-time constants."""
+
+    def __init__(
+        self,
+        query_BTHK: Tensor,
+        key_BSGK: Tensor,
+        value_BSGK: Tensor,
+        bounds_2BT: Tensor | None,
+        pattern: tuple[bool, int, float],
+    ) -> None:
+        causal, window, softcap = pattern
+        self.batch, self.num_queries, self.num_heads, self.head_size = query_BTHK.shape
+        self.num_keys, self.num_groups = key_BSGK.shape[1:3]
+        self.dtype = query_BTHK.dtype
+        self.capability = _capability(query_BTHK.device)
+        # Without documents the pointer is never read, but has to point somewhere.
+        self.bounds = query_BTHK if bounds_2BT is None else bounds_2BT.contiguous()
+        self.inputs = (*map(_at_16_bytes, (query_BTHK, key_BSGK, value_BSGK)), self.bounds)
+        self.input_strides = tuple(stride for x in self.inputs[:3] for stride in x.stride()[:3])
+        self.numbers = (
+            self.batch * self.num_queries,
+            self.num_queries,
+            self.num_keys,
+            self.num_heads,
+            self.num_heads // self.num_groups,
+            window,
+            1 / math.sqrt(self.head_size),
+        )
+        row_bytes = 2 * self.head_size * query_BTHK.element_size()  # of K and V, or of Q and dO
+        self.key_value_bytes = self.num_keys * row_bytes
+        self.query_bytes = self.num_queries * row_bytes * (self.num_heads // self.num_groups)
+        self.padded = max(16, triton.next_power_of_2(self.head_size))
+        self.constants = {
+            "CAUSAL": causal,
+            "WINDOWED": window > 0,
+            "PACKED": bounds_2BT is not None,
+            "SOFTCAP": softcap,
+            "PRECISION": "ieee" if self.dtype == torch.float32 else "tf32",
+            # The copy engine: Hopper on, whole 16-byte units, 16-bit products.
+            "TMA": (self.capability >= (9, 0) or _INTERPRETED)
+            and self.dtype != torch.float32
+            and self.head_size % 8 == 0,
+            "K": self.head_size,
+            "KP": self.padded,
+        }
+        # Gluon's kernels: 64 or 128 features, plain scores, at least one row.
+        fits = self.constants["TMA"] and self.capability == (9, 0) and self.padded in (64, 128)
+        fits = fits and not softcap and query_BTHK.numel() > 0 and key_BSGK.numel() > 0
+        self.kernels: tuple[Kernel, ...] = ("triton", *HOPPER_KERNELS) if fits else ("triton",)
+        if self.constants["TMA"] and not _INTERPRETED:
+            triton.set_allocator(_scratch)  # per thread, and backward has one of its own
+
+    def tile(self, direction: Direction) -> Tile:
+        return tile(
+            direction,
+            padded_head_size=self.padded,
+            length=self.num_queries if direction == "grad_key_value" else self.num_keys,
+            dtype=self.dtype,
+            capability=self.capability,
+            kernels=self.kernels,
+        )
+
+    def options(self, tile: Tile) -> dict[str, Any]:
+        return {
+            **self.constants,
+            "RAGGED": bool(self.num_queries % tile.queries or self.num_keys % tile.keys),
+            "BLOCK_T": tile.queries,
+            "BLOCK_S": tile.keys,
+            "num_warps": tile.warps,
+            # One key is one tile: no overlap; and at K=256 ptxas 12.8 crashes on two stages.
+            "num_stages": 1 if self.num_keys == 1 else tile.stages,
+            "maxnreg": tile.registers,
+        }
+
+    def descriptor(self, x_BTHK: Tensor, rows: int) -> Any:
+        """What the copy engine reads: (B, H, T, K) in boxes of rows of one head."""
+        x_BHTK = x_BTHK.transpose(1, 2)
+        box = [1, 1, rows, self.padded]
+        # The stride of a single element is never taken, but has to be a multiple of 16 bytes.
+        strides = [
+            stride if size > 1 else self.head_size
+            for size, stride in zip(x_BHTK.shape[:3], x_BHTK.stride()[:3], strict=True)
+        ]
+        layout = _box_layout(rows, self.padded)
+        return TensorDescriptor(x_BHTK, list(x_BHTK.shape), [*strides, 1], box, layout)
+
+    def hopper_options(self, tile: Tile) -> dict[str, Any]:
+        options = self.options(tile)
+        shared = ("CAUSAL", "WINDOWED", "PACKED", "RAGGED", "K", "KP", "num_warps")
+        options = {name: options[name] for name in shared}
+        registers = "REGISTERS" if tile.kernel == "hopper" else "maxnreg"
+        return options | {"STAGES": tile.stages, registers: tile.registers}
+
+    def plan(self, num_rows: int, num_heads: int, bytes_per_head: int) -> tuple[int, int, int]:
+        """Number of blocks, blocks of a head, heads at a time."""
+        num_heads *= self.batch
+        return num_rows * num_heads, num_rows, _section(num_heads, bytes_per_head)
+
+    def programs(self, num_blocks: int) -> tuple[int]:
+        return (min(num_blocks, _num_multiprocessors(self.inputs[0].device)),)
+
+    def on_device(self) -> Any:
+        return torch.cuda.device_of(self.inputs[0])  # type: ignore[no-untyped-call]
+
+    def grid_of_queries(self, block: int) -> tuple[int, int]:
+        return triton.cdiv(self.num_queries, block), self.batch * self.num_heads
+
+    def grid_of_keys(self, block: int) -> tuple[int, int]:
+        return triton.cdiv(self.num_keys, block), self.batch * self.num_groups
+
+
+@torch.library.custom_op("lmpipe::flash_attention", mutates_args=())
+def _forward(
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    bounds_2BT: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    launch = _Launch(query_BTHK, key_BSGK, value_BSGK, bounds_2BT, (causal, window, softcap))
+    out_BTHK = torch.empty(query_BTHK.shape, dtype=query_BTHK.dtype, device=query_BTHK.device)
+    lse_BHT = torch.empty(
+        (launch.batch, launch.num_heads, launch.num_queries),
+        dtype=torch.float32,
+        device=query_BTHK.device,
+    )
+    tile = launch.tile("forward")
+    outputs = (out_BTHK, lse_BHT)
+    with launch.on_device():
+        if tile.kernel == "triton":
+            kernels.forward_kernel[launch.grid_of_queries(tile.queries)](
+                *launch.inputs, *outputs, *launch.input_strides, *out_BTHK.stride()[:3],
+                *launch.numbers, **launch.options(tile),
+            )  # fmt: skip
+        else:
+            _hopper_forward(launch, tile, outputs)
+    return out_BTHK, lse_BHT
+
+
+def _hopper_forward(launch: _Launch, tile: Tile, outputs: tuple[Tensor, Tensor]) -> None:
+    query_BTHK, key_BSGK, value_BSGK, bounds = launch.inputs
+    arguments = (
+        launch.descriptor(query_BTHK, 64),
+        launch.descriptor(key_BSGK, tile.keys),
+        launch.descriptor(value_BSGK, tile.keys),
+        bounds,
+        *outputs,
+    )
+    strides = outputs[0].stride()[:3]
+    options = launch.hopper_options(tile) | {"BLOCK_S": tile.keys}
+    grid = launch.grid_of_queries(tile.queries)
+    if tile.kernel == "hopper_small":
+        hopper.small_forward_kernel[grid](*arguments, *strides, *launch.numbers, **options)
+        return
+    plan = launch.plan(grid[0], launch.num_heads, launch.key_value_bytes)
+    counter = torch.zeros(1, dtype=torch.int32, device=query_BTHK.device)
+    hopper.forward_kernel[launch.programs(plan[0])](
+        *arguments, counter, *strides, *plan, *launch.numbers, **options
+    )
+
+
+@torch.library.custom_op("lmpipe::flash_attention_backward", mutates_args=())
+def _backward(
+    grad_out_BTHK: Tensor,
+    grad_lse_BHT: Tensor | None,
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    out_BTHK: Tensor,
+    lse_BHT: Tensor,
+    bounds_2BT: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dQ (B, T, H, K), dK and dV (B, S, G, K), each contiguous."""
+    launch = _Launch(query_BTHK, key_BSGK, value_BSGK, bounds_2BT, (causal, window, softcap))
+    grad_out_BTHK = _at_16_bytes(_readable(grad_out_BTHK))
+    grad_query_BTHK = torch.empty_like(query_BTHK, memory_format=torch.contiguous_format)
+    grad_key_BSGK = torch.empty_like(key_BSGK, memory_format=torch.contiguous_format)
+    grad_value_BSGK = torch.empty_like(value_BSGK, memory_format=torch.contiguous_format)
+    delta_BHT = torch.empty_like(lse_BHT)
+    grad_strides = grad_out_BTHK.stride()[:3]
+    saved = (*launch.inputs, grad_out_BTHK, lse_BHT, delta_BHT)
+    with launch.on_device():
+        kernels.delta_kernel[launch.grid_of_queries(64)](
+            out_BTHK, grad_out_BTHK, lse_BHT,
+            lse_BHT if grad_lse_BHT is None else grad_lse_BHT.contiguous(), delta_BHT,
+            *out_BTHK.stride()[:3], *grad_strides, launch.num_queries, launch.num_heads,
+            WITH_LSE=grad_lse_BHT is not None, K=launch.head_size, KP=launch.padded, BLOCK_T=64,
+        )  # fmt: skip
+        tile = launch.tile("grad_key_value")
+        if tile.kernel == "triton":
+            kernels.grad_key_value_kernel[launch.grid_of_keys(tile.keys)](
+                *saved, grad_key_BSGK, grad_value_BSGK, *launch.input_strides, *grad_strides,
+                *grad_key_BSGK.stride()[:3], *launch.numbers, **launch.options(tile),
+            )  # fmt: skip
+        else:
+            _hopper_grad_key_value(launch, tile, saved[4:], (grad_key_BSGK, grad_value_BSGK))
+        tile = launch.tile("grad_query")
+        if tile.kernel == "triton":
+            kernels.grad_query_kernel[launch.grid_of_queries(tile.queries)](
+                *saved, grad_query_BTHK, *launch.input_strides, *grad_strides,
+                *grad_query_BTHK.stride()[:3], *launch.numbers, **launch.options(tile),
+            )  # fmt: skip
+        else:
+            _hopper_grad_query(launch, tile, saved[4:], grad_query_BTHK)
+    return grad_query_BTHK, grad_key_BSGK, grad_value_BSGK
+
+
+def _hopper_grad_key_value(
+    launch: _Launch, tile: Tile, saved: tuple[Tensor, ...], outputs: tuple[Tensor, Tensor]
+) -> None:
+    query_BTHK, key_BSGK, value_BSGK, bounds = launch.inputs
+    grad_out_BTHK, lse_BHT, delta_BHT = saved
+    num_rows = launch.grid_of_keys(tile.keys)[0]
+    plan = launch.plan(num_rows, launch.num_groups, launch.query_bytes)
+    hopper_backward.grad_key_value_kernel[launch.programs(plan[0])](
+        launch.descriptor(query_BTHK, tile.queries), launch.descriptor(key_BSGK, 64),
+        launch.descriptor(value_BSGK, 64), launch.descriptor(grad_out_BTHK, tile.queries),
+        bounds, lse_BHT, delta_BHT, *outputs,
+        torch.zeros(1, dtype=torch.int32, device=lse_BHT.device),
+        *outputs[0].stride()[:3], *plan, *launch.numbers,
+        **launch.hopper_options(tile), BLOCK=tile.queries,
+    )  # fmt: skip
+
+
+def _hopper_grad_query(
+    launch: _Launch, tile: Tile, saved: tuple[Tensor, ...], grad_query_BTHK: Tensor
+) -> None:
+    query_BTHK, key_BSGK, value_BSGK, bounds = launch.inputs
+    grad_out_BTHK, lse_BHT, delta_BHT = saved
+    num_rows = launch.grid_of_queries(tile.queries)[0]
+    plan = launch.plan(num_rows, launch.num_heads, launch.key_value_bytes)
+    hopper_backward.grad_query_kernel[launch.programs(plan[0])](
+        launch.descriptor(query_BTHK, 64), launch.descriptor(key_BSGK, tile.keys),
+        launch.descriptor(value_BSGK, tile.keys), launch.descriptor(grad_out_BTHK, 64),
+        bounds, lse_BHT, delta_BHT, grad_query_BTHK,
+        torch.zeros(1, dtype=torch.int32, device=lse_BHT.device),
+        *grad_query_BTHK.stride()[:3], *plan, *launch.numbers,
+        **launch.hopper_options(tile), BLOCK=tile.keys,
+    )  # fmt: skip
+
+
+@_forward.register_fake
+def _(
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    bounds_2BT: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    batch, num_queries, num_heads, _ = query_BTHK.shape
+    lse_BHT = query_BTHK.new_empty((batch, num_heads, num_queries), dtype=torch.float32)
+    return query_BTHK.new_empty(query_BTHK.shape), lse_BHT
+
+
+@_backward.register_fake
+def _(
+    grad_out_BTHK: Tensor,
+    grad_lse_BHT: Tensor | None,
+    query_BTHK: Tensor,
+    key_BSGK: Tensor,
+    value_BSGK: Tensor,
+    out_BTHK: Tensor,
+    lse_BHT: Tensor,
+    bounds_2BT: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = (query_BTHK, key_BSGK, value_BSGK)
+    grad_query, grad_key, grad_value = (x.new_empty(x.shape) for x in inputs)
+    return grad_query, grad_key, grad_value
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, causal, window, softcap = inputs
+    ctx.pattern = causal, window, softcap
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, grad_out_BTHK: Tensor | None, grad_lse_BHT: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    query_BTHK, key_BSGK, value_BSGK, bounds_2BT, out_BTHK, lse_BHT = ctx.saved_tensors
+    if grad_out_BTHK is None:  # a loss of the log-sum-exp alone
+        grad_out_BTHK = torch.zeros_like(out_BTHK)
+    grads = _backward(
+        grad_out_BTHK, grad_lse_BHT, query_BTHK, key_BSGK, value_BSGK, out_BTHK, lse_BHT,
+        bounds_2BT, *ctx.pattern,
+    )  # fmt: skip
+    return *grads, None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save_for_backward)
