@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import prefect.concurrency.sync  # noqa: F401  it binds emit_event before a test replaces it
 import pytest
 from prefect import flow
 from rich.console import Console
