@@ -35,6 +35,7 @@ GRID_EXPONENTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 GRID_LOG_E = (-1.0, -0.5, 0.0, 0.5, 1.0)
 GRID_LOG_SCALE = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0)
 NUM_STARTS = 24
+SMALLEST = 1e-12  # nats; runs far from convergence say nothing of E, and a fit lets it go to 0
 FLOPS_PER_PARAMETER_TOKEN = 6.0
 
 
@@ -206,7 +207,9 @@ def _law_of(theta: Floats, value: float) -> LossLaw:
 
 
 def _theta_of(law: LossLaw) -> Floats:
-    return np.array([np.log(law.A), np.log(law.B), np.log(law.E), law.alpha, law.beta])
+    """Return the law's constants as L-BFGS takes them; a term that has vanished stays finite."""
+    scales = np.maximum([law.A, law.B, law.E], SMALLEST)
+    return np.array([*np.log(scales), law.alpha, law.beta])
 
 
 def fit_loss_law(runs: Runs, *, start: LossLaw | None = None) -> LossLaw:

@@ -40,14 +40,14 @@ class ScaleConfig(StageConfig):
         (32, 64, 128), min_length=1, max_length=32, description="d_model of the fitted runs."
     )
     token_budgets: tuple[int, ...] = Field(
-        (131_072, 262_144, 524_288),
+        (262_144, 524_288, 1_048_576),
         min_length=1,
         max_length=32,
         description="Training tokens of the fitted runs, for each width.",
     )
-    held_out_width: int = Field(160, ge=16, le=32_768, description="d_model of the predicted run.")
+    held_out_width: int = Field(192, ge=16, le=32_768, description="d_model of the predicted run.")
     held_out_tokens: int = Field(
-        1_048_576, ge=1, le=10**14, description="Training tokens of the predicted run."
+        2_097_152, ge=1, le=10**14, description="Training tokens of the predicted run."
     )
     batch_tokens: int = Field(2048, ge=1, le=2**26, description="Tokens of an optimizer step.")
     learning_rate: float = Field(

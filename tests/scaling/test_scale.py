@@ -159,3 +159,21 @@ def test_points_of_a_known_law_predict_the_held_out_run() -> None:
 def test_a_sweep_that_cannot_be_fitted_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         ScaleConfig(**change)
+
+
+def test_runs_that_say_nothing_of_the_entropy_still_give_an_interval() -> None:
+    measured = [  # tiny models, far from convergence: the best fit has E = 0
+        (147_456, 131_072, 6.878), (147_456, 262_144, 6.509), (147_456, 524_288, 5.892),
+        (360_448, 131_072, 6.874), (360_448, 262_144, 6.353), (360_448, 524_288, 5.662),
+        (1_310_720, 131_072, 6.624), (1_310_720, 262_144, 6.05), (1_310_720, 524_288, 5.402),
+        (2_242_560, 1_048_576, 4.833),
+    ]  # fmt: skip
+    points: list[dict[str, Any]] = [
+        {"parameters": n, "tokens": t, "loss": loss, "held_out": n > 2_000_000}
+        for n, t, loss in measured
+    ]
+    found = describe(points, ScaleConfig(num_resamples=20))
+    assert found["constants"]["E"] < 1e-6
+    low, high = found["prediction"]["interval"]
+    assert low < found["prediction"]["predicted"] < high
+    json.dumps(found, allow_nan=False)
