@@ -6,6 +6,7 @@ one attempt.
 """
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from lmpipe.artifacts.tombstone import claim, names_any
 from lmpipe.artifacts.types import open_artifact
 from lmpipe.errors import LmpipeError, LockLost, StoreError
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.redaction import Redactor
 
 
 def find(stage: Stage[A], artifact: str, store: Store, runtime: Runtime) -> A | None:
@@ -174,7 +176,7 @@ class _Account:
                 id=artifact,
                 attempt=out.attempt,
                 outcome="killed" if by_signal else "failed",
-                error=f"{type(error).__name__}: {error}"[:500],
+                error=Redactor(os.environ).text(f"{type(error).__name__}: {error}")[:500],
                 started=self.started,
                 seconds=round(self.seconds, 3),
                 host=socket.gethostname(),

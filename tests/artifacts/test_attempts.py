@@ -101,6 +101,21 @@ build(count, CountConfig(), {}, store=Store(sys.argv[1]), runtime=Runtime(), lea
 """
 
 
+def test_the_error_of_a_failed_attempt_is_kept_without_secrets(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
+
+    def refuse(self: Any, name: str, value: Any) -> None:
+        raise InputError("s3://reader:hidden-word@host refused very-secret-key")
+
+    monkeypatch.setattr(Output, "metric", refuse)
+    with pytest.raises(InputError):
+        make(store)
+    (failed,) = read_attempts(store)
+    assert failed.error == "InputError: s3://reader:***@host refused ***"
+
+
 def test_an_attempt_killed_with_9_is_told_of_by_its_lock_and_then_by_its_successor(
     store: Store,
 ) -> None:

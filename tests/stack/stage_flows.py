@@ -10,6 +10,7 @@ from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.report.report import ReportConfig, report
 from lmpipe.runtime import Runtime
+from lmpipe.training.pretrain import pretrain
 from tasks.bridge import PrefectConductor, as_task
 from tasks.conductor import Settings, conducted_by
 from tasks.selection import Selection
@@ -18,14 +19,15 @@ from tests.stack.stages import LoudConfig, RanksConfig, SlowConfig, loud, ranked
 
 ranked_task = as_task(ranked, retries=2, retry_delay_seconds=0)
 loud_task = as_task(loud)
+pretrain_task = as_task(pretrain, retries=3, retry_delay_seconds=0)
 report_task = as_task(report)
 slow_task = as_task(slow, retries=2, retry_delay_seconds=5)
 
 
-def _conductor(store: str, stage: str) -> PrefectConductor:
+def _conductor(store: str, *stages: str) -> PrefectConductor:
     settings = Settings(Store(store), Runtime(ranks=2, device="cpu", threads_per_rank=1))
     return PrefectConductor(
-        settings, Selection(), {stage}, Silent(), Origin(flow_run=str(flow_run.get_id()))
+        settings, Selection(), set(stages), Silent(), Origin(flow_run=str(flow_run.get_id()))
     )
 
 
@@ -56,3 +58,14 @@ def run_report(store: str) -> None:
     everything = make_run(Path(store))
     with conducted_by(_conductor(store, "report")):
         report_task(ReportConfig(), everything)
+
+
+@flow(name="run_pretrain")
+def run_pretrain(store: str) -> None:
+    """Train a tiny model through DeepSpeed for longer than anyone waits."""
+    from tests.training.test_pretrain import CONFIG, Nothing, counting_shards, no_tokenizer
+
+    endless = CONFIG.model_copy(update={"total_tokens": 10**9, "validation_every": 0})
+    with conducted_by(_conductor(store, "counting_shards", "no_tokenizer", "pretrain")):
+        shards = as_task(counting_shards)(Nothing())
+        pretrain_task(endless, shards, as_task(no_tokenizer)(Nothing()))

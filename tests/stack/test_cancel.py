@@ -12,7 +12,7 @@ import pytest
 from lmpipe.artifacts.lookup import home, identify
 from lmpipe.artifacts.store import Store
 from tests.services.prefect_server import PrefectServer, ProcessWorker
-from tests.services.processes import wait_until
+from tests.services.processes import descendants, wait_until
 from tests.stack.stages import RanksConfig, ranked
 
 FLOWS = "tests/stack/stage_flows.py"
@@ -131,3 +131,35 @@ def test_a_process_killed_with_9_leaves_no_orphans(
             what="the record of one retry",
         )
         assert any("likely out of memory" in line for line in prefect_server.logs(job.run))
+
+
+def test_cancelling_a_training_by_deepspeed_ends_its_ranks_and_publishes_nothing(
+    prefect_server: PrefectServer, process_worker: ProcessWorker, tmp_path: Path
+) -> None:
+    deployment = prefect_server.create_deployment(f"{FLOWS}:run_pretrain", pool="cpu")
+    run = prefect_server.submit(deployment, store=str(tmp_path / "store"))
+    shown = {"artifacts": {"flow_run_id": {"any_": [run]}, "key": {"any_": ["pretrain-progress"]}}}
+    wait_until(
+        lambda: (
+            bool(prefect_server.request("POST", "/artifacts/filter", shown))
+            or prefect_server.state(run) == "FAILED"
+        ),
+        timeout_seconds=180,
+        what="the first step of a training",
+    )
+    assert prefect_server.state(run) == "RUNNING", prefect_server.logs(run)
+    running = {p.pid: p for p in descendants(process_worker.process.pid)}
+    ranks = [p for p in running.values() if "lmpipe.training.rank" in " ".join(p.cmdline())]
+    assert len(ranks) == 2, [p.cmdline() for p in running.values()]
+
+    cancelled = time.monotonic()
+    prefect_server.cancel(run)
+    _, alive = psutil.wait_procs(running.values(), timeout=40)
+    assert not alive, f"left after cancelling: {[p.cmdline() for p in alive]}"
+    print(f"all ended {time.monotonic() - cancelled:.0f} s after the request")
+    assert prefect_server.wait_for(run, timeout_seconds=30) == "CANCELLED"
+    assert prefect_server.request("GET", f"/flow_runs/{run}")["run_count"] == 1
+    store = Store(str(tmp_path / "store"))
+    assert not [path for path in store.sizes("pretrain") if path.endswith("manifest.json")]
+    (lock,) = [path for path in store.sizes("pretrain") if path.endswith("/lock.json")]
+    assert store.read(lock) == b"{}"

@@ -108,10 +108,9 @@ def stack(
 
 
 @pytest.fixture(scope="module")
-def deployed_stack(stack: Compose, tmp_path_factory: pytest.TempPathFactory) -> Compose:
-    """The stack with our deployments, made by the command from outside."""
-    options = ["--folder", "/opt/lmpipe", "--store", STORE]
-    printed = stack.lmpipe(tmp_path_factory.mktemp("deploy"), "deploy", *options)
+def deployed_stack(stack: Compose) -> Compose:
+    """The stack with our deployments, made by the README's command."""
+    printed = stack.compose("exec", "-T", "worker-cpu", "lmpipe", "deploy", "--store", STORE)
     assert "deployment curate/curate: created" in printed
     return stack
 
