@@ -61,7 +61,11 @@ def accelerator_named(name: str) -> Accelerator:
 
 
 def link_rate(device: Accelerator, ranks: int) -> float:
-    """Return the bytes per second that a ring over `ranks` devices gets: its slowest link's."""
+    """Return the bytes per second that each of `ranks` devices sends in a ring.
+
+    Between nodes, a ring leaves each node once: as many rings as there are ports share the volume,
+    so the ports of all devices of a node count for each.
+    """
     if ranks <= DEVICES_PER_NODE:
         return device.link_bytes_per_second
-    return device.network_bytes_per_second
+    return min(device.link_bytes_per_second, DEVICES_PER_NODE * device.network_bytes_per_second)

@@ -215,12 +215,11 @@ class Bill:
             plan.config, plan.micro_batch, plan.length, bytes_per_element=plan.element_bytes
         )
 
-    @cached_property
-    def decode(self) -> list[roofline.Operation]:
-        """Operations of one more token of each of these sequences."""
+    def decode(self, batch: int) -> list[roofline.Operation]:
+        """Return the operations of one more token of each of `batch` sequences."""
         plan = self.plan
         return roofline.decode_operations(
-            plan.config, plan.micro_batch, plan.length, bytes_per_element=plan.element_bytes
+            plan.config, batch, plan.length, bytes_per_element=plan.element_bytes
         )
 
     @property
