@@ -69,8 +69,8 @@ def cost(
     bill = Bill(Plan(device=chosen, precision=precision or default, **settings))
     _print(Console(), what, bill)
     if to is not None:
+        from lmpipe.report.bill import make_page
         from lmpipe.report.html import write_html
-        from lmpipe.report.roofline import make_page
 
         to.write_text(write_html(make_page(bill, what)), encoding="utf-8")
         print(f"roofline: {to}")
@@ -119,7 +119,7 @@ def _recipe_settings(recipe: Any, given: dict[str, Any]) -> dict[str, Any]:
 def _print(console: Console, what: str, bill: "Bill") -> None:
     from rich.table import Table
 
-    from lmpipe.report.roofline import summary
+    from lmpipe.report.bill import summary
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)

@@ -4,9 +4,8 @@ Counting by hand is chosen over tracing the model: `lmpipe plan` prices a 70B ru
 without torch, and every term can be checked on paper. The price: a change of the decoder must be
 made here too, which tests/model/test_cost.py enforces by counting the real modules.
 
-What a choice of the architecture changes is said in three places only, all here: `block_matrices`,
-`count_parameters` and `layer_windows`. Memory, operations on the roofline and communication
-(memory.py, roofline.py, communication.py) are computed from these.
+What a block is made of is said in shapes.py; memory.py, roofline.py and communication.py have the
+rest of the bill, and bill.py adds it up.
 
 Conventions: a multiply-add is 2 FLOPs; backward costs twice forward; GB are 1e9 bytes; norms,
 softmax, RoPE and the embedding look-up count as free (under 1% above a width of 512).
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from lmpipe.errors import ConfigError
 from lmpipe.model.accelerators import A100 as A100
@@ -24,45 +22,12 @@ from lmpipe.model.accelerators import H100 as H100
 from lmpipe.model.accelerators import H200 as H200
 from lmpipe.model.accelerators import Accelerator as Accelerator
 from lmpipe.model.config import ModelConfig
+from lmpipe.model.shapes import block_matrices, layer_windows
 
 SECONDS_PER_DAY = 86_400
 
 
 # --- parameters ---------------------------------------------------------------------------------
-
-
-class Matrix(NamedTuple):
-    """A weight matrix that every token is multiplied by."""
-
-    name: str
-    group: str  # attention or feed_forward
-    fan_in: int
-    fan_out: int
-
-    @property
-    def parameters(self) -> int:
-        """Its elements."""
-        return self.fan_in * self.fan_out
-
-
-def block_matrices(config: ModelConfig) -> list[Matrix]:
-    """List the matrices of one block, in the order in which a token meets them."""
-    d_model, d_ff = config.d_model, config.feed_forward_size
-    kv_width = config.num_kv_heads * config.head_size
-    return [
-        Matrix("query", "attention", d_model, d_model),
-        Matrix("key", "attention", d_model, kv_width),
-        Matrix("value", "attention", d_model, kv_width),
-        Matrix("attention output", "attention", d_model, d_model),
-        Matrix("gate", "feed_forward", d_model, d_ff),
-        Matrix("up", "feed_forward", d_model, d_ff),
-        Matrix("down", "feed_forward", d_ff, d_model),
-    ]
-
-
-def layer_windows(config: ModelConfig) -> tuple[int, ...]:
-    """Return how many positions each layer's attention sees; 0: all before it."""
-    return (0,) * config.num_layers
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
-from lmpipe.model.cost import block_matrices, layer_windows
+from lmpipe.model.shapes import block_matrices, layer_windows
 
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")

@@ -17,8 +17,9 @@ from typing import Literal
 from lmpipe.errors import ConfigError
 from lmpipe.model.accelerators import Accelerator
 from lmpipe.model.config import ModelConfig
-from lmpipe.model.cost import block_matrices, count_parameters, layer_windows, visible_positions
+from lmpipe.model.cost import count_parameters, visible_positions
 from lmpipe.model.memory import Checkpointing
+from lmpipe.model.shapes import block_matrices, layer_windows
 
 Kind = Literal["projections", "attention", "feed-forward", "output layer", "element-wise", "AdamW"]
 KINDS: tuple[Kind, ...] = (

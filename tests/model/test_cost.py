@@ -124,6 +124,14 @@ def test_70b_on_15t_tokens_takes_144_days_on_1024_h100() -> None:
     assert days == pytest.approx(144, abs=0.5)
 
 
+def test_a_product_costs_2mnp_and_a_parameter_2_flops_forward_and_4_backward() -> None:
+    assert cost.matmul_flops(3, 5, 7) == 2 * 3 * 5 * 7
+    per_parameter = cost.count_parameters(LLAMA_2_13B).matmul
+    attention = 4 * 40 * 5120  # one key: its own
+    assert cost.forward_flops_per_token(LLAMA_2_13B, 1) == 2 * per_parameter + attention
+    assert cost.backward_flops_per_token(LLAMA_2_13B, 1) == 4 * per_parameter + 2 * attention
+
+
 def test_attention_adds_little_to_6nd_at_short_context_and_much_at_long() -> None:
     six_n = 6 * cost.count_parameters(LLAMA_2_13B).matmul
     assert cost.training_flops_per_token(LLAMA_2_13B, 1) / six_n == pytest.approx(1, abs=1e-4)
