@@ -177,8 +177,8 @@ def _wires(bill: Bill) -> Section:
         [str(stages), *(percent(communication.bubble_fraction(stages, m)) for m in MICRO_BATCHES)]
         for stages in STAGES
     ]
-    columns = ["stages, micro-batches m", *(f"m = {m}" for m in MICRO_BATCHES)]
-    caption = "Pipeline: idle over busy time"
+    columns = ["stages", *(f"m = {m}" for m in MICRO_BATCHES)]
+    caption = "Pipeline: idle over busy, m micro-batches"
     result.add(Table(columns, bubbles, (1, 2, 3), caption))
     return result
 

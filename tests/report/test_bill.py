@@ -64,4 +64,6 @@ def test_the_page_compares_stages_and_modes_of_checkpointing(html: str) -> None:
         assert re.search(
             rf"<td>ZeRO-{stage}</td><td[^>]*>[^<]*</td><td[^>]*>{size(total)}</td>", html
         )
-    assert "idle over busy time" in html and "37.5%" in html  # 4 stages, 8 micro-batches
+    assert (
+        "idle over busy, m micro-batches" in html and "37.5%" in html
+    )  # 4 stages, 8 micro-batches
