@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from flows import operations
+from flows import cost, operations
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Bring data in from outside.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(operations.app)  # alias, gc, accounting
+app.add_typer(cost.app)  # cost
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
 Changes = Annotated[

@@ -1,8 +1,11 @@
-"""What a model costs before it exists: parameters, FLOPs, bytes and seconds, in plain arithmetic.
+"""What a model costs before it exists: parameters, FLOPs and seconds, in plain arithmetic.
 
 Counting by hand is chosen over tracing the model: `lmpipe plan` prices a 70B run in microseconds
 without torch, and every term can be checked on paper. The price: a change of the decoder must be
 made here too, which tests/model/test_cost.py enforces by counting the real modules.
+
+What a block is made of is said in shapes.py; memory.py, roofline.py and communication.py have the
+rest of the bill, and bill.py adds it up.
 
 Conventions: a multiply-add is 2 FLOPs; backward costs twice forward; GB are 1e9 bytes; norms,
 softmax, RoPE and the embedding look-up count as free (under 1% above a width of 512).
@@ -10,35 +13,18 @@ softmax, RoPE and the embedding look-up count as free (under 1% above a width of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmpipe.errors import ConfigError
+from lmpipe.model.accelerators import A100 as A100
+from lmpipe.model.accelerators import H100 as H100
+from lmpipe.model.accelerators import H200 as H200
+from lmpipe.model.accelerators import Accelerator as Accelerator
 from lmpipe.model.config import ModelConfig
+from lmpipe.model.shapes import block_matrices, layer_windows
 
 SECONDS_PER_DAY = 86_400
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """A device's dense bf16 matrix rate and its memory.
-
-    Source: NVIDIA's datasheets of the SXM parts.
-    """
-
-    name: str
-    flops_per_second: float
-    bytes_per_second: float
-    memory_bytes: float
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte below which a computation waits for memory: 295 on an H100."""
-        return self.flops_per_second / self.bytes_per_second
-
-
-A100 = Accelerator("A100", 312e12, 2.04e12, 80e9)
-H100 = Accelerator("H100", 989e12, 3.35e12, 80e9)
-H200 = Accelerator("H200", 989e12, 4.8e12, 141e9)
 
 
 # --- parameters ---------------------------------------------------------------------------------
@@ -71,6 +57,14 @@ class ParameterCount:
         output = self.embedding if self.tied else self.unembedding
         return self.attention + self.feed_forward + output
 
+    def conventions(self) -> dict[str, int]:
+        """N as papers count it; with a small model they differ by half."""
+        return {
+            "Kaplan et al. (2020): without embedding and output": self.non_embedding,
+            "Hoffmann et al. (2022): all": self.total,
+            "here: what each token is multiplied by": self.matmul,
+        }
+
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
     """Count the parameters of `config`'s decoder by group.
@@ -80,14 +74,13 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     """
     if not config.vocab_size:
         raise ConfigError("vocab_size=0 has no count yet; use config.with_vocab(tokenizer's size)")
-    d_model, layers = config.d_model, config.num_layers
-    kv_width = config.num_kv_heads * config.head_size
-    table = config.vocab_size * d_model
+    block, layers = block_matrices(config), config.num_layers
+    table = config.vocab_size * config.d_model
     return ParameterCount(
         embedding=table,
-        attention=layers * (2 * d_model * d_model + 2 * d_model * kv_width),  # Q and O; K and V
-        feed_forward=layers * 3 * d_model * config.feed_forward_size,  # gate, up, down
-        norm=(2 * layers + 1) * d_model,
+        attention=layers * sum(m.parameters for m in block if m.group == "attention"),
+        feed_forward=layers * sum(m.parameters for m in block if m.group == "feed_forward"),
+        norm=(2 * layers + 1) * config.d_model,
         unembedding=0 if config.tied_embeddings else table,
         tied=config.tied_embeddings,
     )
@@ -106,8 +99,25 @@ def training_flops(parameters: float, tokens: float) -> float:
     return 6 * parameters * tokens
 
 
+def visible_positions(length: int, window: int = 0, *, causal: bool = True) -> float:
+    """Return how many keys a query sees, as the mean over a sequence.
+
+    Args:
+        window: keys up to the query itself, it included; 0: all.
+        causal: False counts the whole square (or band) of scores, as PaLM's convention does.
+    """
+    seen = min(window or length, length)
+    if not causal:
+        return seen
+    return seen * (length - (seen - 1) / 2) / length  # the first `seen` queries see 1, 2, ... keys
+
+
 def forward_flops_per_token(
-    config: ModelConfig, seq_len: int | None = None, *, causal: bool = True
+    config: ModelConfig,
+    seq_len: int | None = None,
+    *,
+    causal: bool = True,
+    windows: Sequence[int] | None = None,
 ) -> float:
     """FLOPs of one token's forward pass, as the mean over a sequence.
 
@@ -116,11 +126,20 @@ def forward_flops_per_token(
         causal: count the half of the score matrix that is used. False counts all S x S of it, the
             convention of PaLM (2022, appendix B) in which most MFU figures are published; ours for
             comparisons.
+        windows: of each layer, in place of the config's.
     """
     length = config.max_seq_len if seq_len is None else seq_len
-    visible = (length + 1) / 2 if causal else length
-    scores_and_mix = 2 * 2 * config.num_layers * config.d_model * visible  # Q K^T and P V
+    windows = layer_windows(config) if windows is None else windows
+    visible = sum(visible_positions(length, window, causal=causal) for window in windows)
+    scores_and_mix = 2 * 2 * config.num_heads * config.head_size * visible  # Q K^T and P V
     return 2 * count_parameters(config).matmul + scores_and_mix
+
+
+def backward_flops_per_token(
+    config: ModelConfig, seq_len: int | None = None, *, causal: bool = True
+) -> float:
+    """FLOPs of one token's backward pass: each product again for its input and its weight."""
+    return 2 * forward_flops_per_token(config, seq_len, causal=causal)
 
 
 def training_flops_per_token(
@@ -128,6 +147,26 @@ def training_flops_per_token(
 ) -> float:
     """FLOPs of one token's training step: forward once, backward twice as much."""
     return 3 * forward_flops_per_token(config, seq_len, causal=causal)
+
+
+def flops_conventions(config: ModelConfig, seq_len: int) -> dict[str, float]:
+    """Training FLOPs per token as papers count them.
+
+    Sources: Kaplan et al. (2020), section 2.1; Hoffmann et al. (2022), appendix F; Chowdhery et al.
+    (PaLM, 2022), appendix B; DeepSeek LLM (2024), section 3.2.
+    """
+    count, width = count_parameters(config), config.num_heads * config.head_size
+    square = 12 * config.num_layers * width * seq_len  # 3 x (Q K^T and P V) on all S x S scores
+    softmax = 3 * 3 * config.num_layers * config.num_heads * seq_len
+    look_up = 6 * count.embedding  # as a product with one-hot rows
+    return {
+        "Kaplan: 6N without embedding and output": 6.0 * count.non_embedding,
+        "Hoffmann: all products, softmax, look-up as a product": 6.0 * count.matmul
+        + square + softmax + look_up,
+        "PaLM: 6N + 12LHKS": 6.0 * count.total + square,
+        "DeepSeek: blocks and attention": 6.0 * (count.attention + count.feed_forward) + square,
+        "here: products that are used": training_flops_per_token(config, seq_len),
+    }  # fmt: skip
 
 
 def model_flops_utilization(
@@ -145,67 +184,54 @@ def training_days(flops: float, device: Accelerator, *, num_devices: int, mfu: f
     return flops / (device.flops_per_second * num_devices * mfu) / SECONDS_PER_DAY
 
 
-# --- memory -------------------------------------------------------------------------------------
-
-
-def matrix_bytes(rows: int, columns: int, bytes_per_element: int = 4) -> int:
-    """Bytes of a dense matrix."""
-    return rows * columns * bytes_per_element
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """Bytes per parameter that a training step holds, activations apart."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def bytes_per_parameter(self) -> int:
-        """All three together on one device."""
-        return self.parameters + self.gradients + self.optimizer
-
-    def bytes_per_parameter_per_rank(self, zero_stage: int, world_size: int) -> float:
-        """The share of one of `world_size` ranks under ZeRO.
-
-        Stage 1 splits the optimizer's state, 2 the gradients too, 3 the parameters too.
-        Source: Rajbhandari et al., ZeRO (2020), figure 1.
-        """
-        if zero_stage not in (0, 1, 2, 3):
-            raise ConfigError(f"zero_stage must be 0, 1, 2 or 3, got {zero_stage}")
-        optimizer = self.optimizer / (world_size if zero_stage >= 1 else 1)
-        gradients = self.gradients / (world_size if zero_stage >= 2 else 1)
-        parameters = self.parameters / (world_size if zero_stage >= 3 else 1)
-        return parameters + gradients + optimizer
-
-    def largest_model(self, memory_bytes: float, zero_stage: int = 0, world_size: int = 1) -> float:
-        """Parameters whose state alone fills `memory_bytes` on each of `world_size` devices."""
-        return memory_bytes / self.bytes_per_parameter_per_rank(zero_stage, world_size)
-
-
-FP32_ADAMW = TrainingState(parameters=4, gradients=4, optimizer=8)  # 16: two fp32 moments
-BF16_ADAMW = TrainingState(parameters=2, gradients=2, optimizer=8)  # 12: fp32 moments, no masters
-MIXED_ADAMW = TrainingState(parameters=2, gradients=2, optimizer=12)  # 16: fp32 masters as well
+# --- inference ----------------------------------------------------------------------------------
 
 
 def kv_cache_bytes(
-    config: ModelConfig, seq_len: int, batch: int = 1, bytes_per_element: int = 2
+    config: ModelConfig,
+    seq_len: int,
+    batch: int = 1,
+    bytes_per_element: int = 2,
+    *,
+    windows: Sequence[int] | None = None,
 ) -> int:
-    """Bytes of keys and values of `batch` sequences of `seq_len` tokens: S G K L, twice."""
-    per_token = 2 * config.num_kv_heads * config.head_size * config.num_layers
-    return batch * seq_len * per_token * bytes_per_element
+    """Bytes of keys and values of `batch` sequences of `seq_len` tokens: S G K L, twice.
+
+    A layer with a window needs to hold no more than that.
+    """
+    windows = layer_windows(config) if windows is None else windows
+    positions = sum(min(window or seq_len, seq_len) for window in windows)
+    return batch * positions * 2 * config.num_kv_heads * config.head_size * bytes_per_element
+
+
+def latent_cache_bytes(
+    num_layers: int, seq_len: int, *, latent_size: int = 512, rope_size: int = 64
+) -> int:
+    """Bytes of a bf16 cache of multi-head latent attention: one vector a token and layer.
+
+    Source: DeepSeek-V2 (2024), section 2.1: 512 features that keys and values are made of, and 64
+    that carry the position.
+    """
+    return 2 * num_layers * seq_len * (latent_size + rope_size)
 
 
 def decode_seconds(
-    config: ModelConfig, device: Accelerator, *, seq_len: int, batch: int = 1
+    config: ModelConfig,
+    device: Accelerator,
+    *,
+    seq_len: int,
+    batch: int = 1,
+    bytes_per_weight: float = 2,
 ) -> float:
-    """Seconds of one bf16 decoding step if reading memory is all that takes time.
+    """Seconds of one decoding step if reading memory is all that takes time.
 
-    Each step reads every weight once and every sequence's cache once for `batch` tokens: an
+    Each step reads every weight once and every sequence's bf16 cache once for `batch` tokens: an
     intensity below 1 FLOP per byte in attention at any batch, which is why a larger batch helps the
     weights' share only.
+
+    Args:
+        bytes_per_weight: 2 for bf16, 1 for int8, 0.5 for int4.
     """
-    weight_bytes = 2 * count_parameters(config).total
+    weight_bytes = bytes_per_weight * count_parameters(config).total
     cache_bytes = kv_cache_bytes(config, seq_len, batch)
     return (weight_bytes + cache_bytes) / device.bytes_per_second

@@ -27,7 +27,7 @@ LONGEST_LABEL = 27
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; `faint` is for raw values behind a smoothed one, `colour` is 1..6."""
+    """One curve; `faint` is for raw values behind a smoothed one; `colour` is 1..6, 0 is ink."""
 
     name: str
     x: Sequence[float]
@@ -35,6 +35,7 @@ class Line:
     colour: int = 1
     faint: bool = False
     dots: bool = False
+    joined: bool = True  # False: dots alone
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _clean(line: Line, log: str) -> Line:
         points = [points[round(k * stride)] for k in range(MAX_POINTS)]
     return Line(
         line.name, [p[0] for p in points], [p[1] for p in points],
-        line.colour, line.faint, line.dots or len(points) == 1,
+        line.colour, line.faint, line.dots or len(points) == 1, line.joined,
     )  # fmt: skip
 
 
@@ -223,7 +224,11 @@ def _polyline(line: Line, x: _Axis, y: _Axis) -> str:
     points = [(x(a), y(b)) for a, b in zip(line.x, line.y, strict=True)]
     kind = f"k{line.colour}{' faint' if line.faint else ''}"
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    drawing = f'<polyline class="line {kind}" points="{path}"/>' if len(points) > 1 else ""
+    drawing = (
+        f'<polyline class="line {kind}" points="{path}"/>'
+        if len(points) > 1 and line.joined
+        else ""
+    )
     if line.dots:
         drawing += "".join(
             _dot(kind, point, 3.2, f"{line.name}: {number(v)} at {number(u)}")

@@ -46,8 +46,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def period(seconds: float) -> str:
+    """Write a time from microseconds to years."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 2 * 86_400:
+        return duration(seconds)
+    days = seconds / 86_400
+    if days < 1000:
+        return f"{days:.1f} days" if days < 100 else f"{days:.0f} days"
+    return f"{days / 365.25:,.1f} years"
+
+
 def size(num_bytes: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes:.0f} B"
