@@ -32,6 +32,7 @@ from lmpipe.alignment.task import problems
 from lmpipe.errors import ConfigError
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.huggingface import load_model, save_weights
+from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks
 from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import OptimizerSettings
@@ -65,8 +66,9 @@ class PolicyRun(Generic[C]):
         self.heldout: list[Rollout] = []
         self._watch = LossWatch(context.runtime, context)
         self._started = self._last_checkpoint = time.monotonic()
+        policy = self.load_policy(torch.device("cpu"))
         self.engine = TrainingEngine(
-            self.load_policy(torch.device("cpu")),
+            policy,
             OptimizerSettings(
                 learning_rate=config.learning_rate,
                 weight_decay=config.weight_decay,
@@ -75,6 +77,7 @@ class PolicyRun(Generic[C]):
             self._schedule(),
             context.runtime,
             device=self.device,
+            scale=learning_rate_scale(policy.config),
         )
         module = self.engine.module
         assert isinstance(module, Decoder)

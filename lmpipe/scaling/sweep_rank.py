@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
+from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.tokenization.order import SequenceOrder
 from lmpipe.tokenization.reading import TokenReader
@@ -117,7 +118,12 @@ class Sweep:
         settings = OptimizerSettings(series["rate"], weight_decay=self.config.weight_decay)
         steps = self.steps(series["budgets"][-1])
         return TrainingEngine(
-            model, settings, self._schedule(steps, 0), self.context.runtime, device=self.device
+            model,
+            settings,
+            self._schedule(steps, 0),
+            self.context.runtime,
+            device=self.device,
+            scale=learning_rate_scale(shape),
         )
 
     def _train(self, engine: TrainingEngine, until: int) -> float:

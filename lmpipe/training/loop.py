@@ -14,6 +14,7 @@ import torch
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.model import cost
 from lmpipe.model.config import ModelConfig
+from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Sequences, cut
 from lmpipe.training.engine import TrainingEngine
 from lmpipe.training.loss_watch import LossWatch
@@ -79,7 +80,7 @@ def train(
         device: from engine.join_ranks.
         resume: folder of a checkpoint that this loop wrote.
         scratch: where checkpoints are written on their way to the store; none are, if left out.
-        scale: per-parameter learning-rate factors, for muP.
+        scale: per-parameter learning-rate factors; those of the model (muP) if left out.
     """
     runtime = context.runtime
     model = config.build_model(runtime.attention)
@@ -89,7 +90,7 @@ def train(
         config.lr_schedule(),
         runtime,
         device=device,
-        scale=scale,
+        scale=scale or learning_rate_scale(config.model),
     )
     rows = runtime.micro_batch_size or automatic_micro_batch_size(
         config, context.world_size, device

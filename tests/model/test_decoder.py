@@ -6,11 +6,13 @@ from torch.nn import functional
 
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
-from lmpipe.model.decoder import Decoder, RMSNorm, rope, rotate
+from lmpipe.model.decoder import Decoder, RMSNorm
+from lmpipe.model.positions import rope, rotate
 
 SMALL = ModelConfig(
     vocab_size=97, num_layers=2, d_model=48, num_heads=6, num_kv_heads=2, d_ff=64, max_seq_len=64
 )
+HEAD_OF_32 = ModelConfig(d_model=64, num_heads=2, num_kv_heads=2)
 TOKENS_BT = torch.randint(0, 97, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
@@ -56,7 +58,7 @@ def test_attention_scores_depend_on_distance_alone() -> None:
 
     def score(query_position: int, key_position: int) -> float:
         at = [
-            rope(torch.tensor([[p]]), 32, 1e4, torch.float32)
+            rope(torch.tensor([[p]]), HEAD_OF_32, torch.float32)
             for p in (query_position, key_position)
         ]
         return float((rotate(query_11K, at[0]) * rotate(key_11K, at[1])).sum())
@@ -66,7 +68,7 @@ def test_attention_scores_depend_on_distance_alone() -> None:
 
 
 def test_positions_far_out_stay_apart_in_bf16() -> None:
-    cos, sin = rope(torch.tensor([[4096, 4097]]), 32, 1e4, torch.bfloat16)
+    cos, sin = rope(torch.tensor([[4096, 4097]]), HEAD_OF_32, torch.bfloat16)
     assert (cos[0, 0] - cos[0, 1]).abs().max() > 0.1
     assert cos.dtype == sin.dtype == torch.bfloat16
 
