@@ -1,14 +1,16 @@
-"""Read and write models in Hugging Face's layout: a LlamaForCausalLM's safetensors and config.
+"""Read and write models in Hugging Face's layout: safetensors and config.json.
 
-The layout everyone opens is also our own: one format fewer, and every checkpoint of a run loads in
-transformers, vLLM or llama.cpp without an export. transformers itself is not needed here. What our
-decoder cannot express (biases, RoPE scaling, other activations) is refused by name, never ignored:
-such a model would load and be wrong.
+The layout everyone opens is also our own: where a class of transformers computes the config as it
+stands, every checkpoint of a run loads in transformers, vLLM or llama.cpp without an export.
+Otherwise config.json says model_type "lmpipe" and holds the ModelConfig, and `export_model` finds
+the class or says why there is none. transformers itself is not needed here. What our decoder cannot
+express (biases, other activations) is refused by name, never ignored: it would load and be wrong.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lmpipe.errors import InputError
+from lmpipe.errors import ConfigError, InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Attention, Decoder
+from lmpipe.model.huggingface_families import (
+    GEMMA2,
+    Family,
+    family_of,
+    from_fields,
+    from_huggingface,
+    to_fields,
+    to_huggingface,
+)
 
 WEIGHTS, CONFIG, WEIGHTS_INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
+SUFFIX, OWN = ".safetensors", "lmpipe"
 
 
 def save_model(
     model: Decoder, config: ModelConfig, folder: Path, *, eos_token_id: int | None = None
 ) -> None:
-    """Write `model` so that AutoModelForCausalLM.from_pretrained(folder) opens it."""
+    """Write `model`; where transformers has its class, AutoModelForCausalLM opens it."""
     save_weights(model.state_dict(), config, folder, eos_token_id=eos_token_id)
 
 
@@ -39,12 +51,56 @@ def save_weights(
     eos_token_id: int | None = None,
 ) -> None:
     """Write weights gathered elsewhere (a sharded engine's, say) under the decoder's names."""
+    family = _exact_family(config)
+    fields = to_fields(config, family) if family else _own_fields(config)
+    _write(weights, fields | {"eos_token_id": eos_token_id}, folder)
+
+
+def export_model(source: Path, target: Path) -> str:
+    """Write a checkpoint's folder as a class of transformers, with its tokenizer; name the class.
+
+    Raises:
+        ConfigError: an option of the model has no equivalent, or `target` holds files.
+        InputError: `source` is no model's folder.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{target} is not empty; give a new folder")
+    config, fields = load_config(source), _read_fields(source)
+    read = from_huggingface(_read_weights(source), fields)
+    if config.tied_embeddings:
+        read.pop("lm_head.weight", None)
+    weights, exported = to_huggingface(read, config)
+    _write(weights, exported | {"eos_token_id": fields.get("eos_token_id")}, target)
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name not in (CONFIG, WEIGHTS_INDEX) and path.suffix != SUFFIX:
+            shutil.copyfile(path, target / path.name)
+    return str(exported["architectures"][0])
+
+
+def _write(weights: Mapping[str, Tensor], fields: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     save_file(on_cpu, folder / WEIGHTS, metadata={"format": "pt"})
     dtype = str(next(iter(on_cpu.values())).dtype).removeprefix("torch.")
-    fields = _to_huggingface(config) | {"dtype": dtype, "eos_token_id": eos_token_id}
+    eos = fields.pop("eos_token_id")
+    fields |= {"dtype": dtype, "eos_token_id": eos}
     (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _exact_family(config: ModelConfig) -> Family | None:
+    """Return the class that computes the config with the weights as they are, if there is one."""
+    try:
+        family = family_of(config)
+    except ConfigError:
+        return None
+    sized = config.model_copy(update={"d_ff": config.feed_forward_size})
+    if family is GEMMA2 or config.rope_scaling == "ntk":  # only after folding
+        return None
+    return family if from_fields(to_fields(config, family), Path(CONFIG)) == sized else None
+
+
+def _own_fields(config: ModelConfig) -> dict[str, Any]:
+    return {"architectures": ["Decoder"], "model_type": OWN, OWN: config.identity()}
 
 
 def load_model(
@@ -53,14 +109,15 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     attention: Attention = "auto",
 ) -> Decoder:
-    """Read a Llama checkpoint, ours or another's, in one or several safetensors files.
+    """Read a checkpoint, ours or transformers', in one or several safetensors files.
 
     Raises:
         InputError: a file is missing, a weight is missing or left over, or the architecture is not
             the decoder's.
     """
     config = load_config(folder)
-    weights = {name: w.to(device, dtype) for name, w in _read_weights(folder).items()}
+    read = from_huggingface(_read_weights(folder), _read_fields(folder))
+    weights = {name: weight.to(device, dtype) for name, weight in read.items()}
     if config.tied_embeddings:
         weights.pop("lm_head.weight", None)  # some writers repeat the tied matrix
     with torch.device("meta"):
@@ -78,10 +135,18 @@ def load_config(folder: Path) -> ModelConfig:
     Raises:
         InputError: the file is missing, or describes something else than our decoder.
     """
+    fields = _read_fields(folder)
+    if fields.get("model_type") == OWN:
+        return ModelConfig.model_validate(fields[OWN])
+    return from_fields(fields, folder / CONFIG)
+
+
+def _read_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"{folder} has no {CONFIG}; expected a folder written by save_model")
-    return _from_huggingface(json.loads(path.read_text(encoding="utf-8")), path)
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return fields
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -96,59 +161,3 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     for name in files:
         weights |= load_file(folder / name)
     return weights
-
-
-def _to_huggingface(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "num_hidden_layers": config.num_layers,
-        "hidden_size": config.d_model,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_size,
-        "intermediate_size": config.feed_forward_size,
-        "max_position_embeddings": config.max_seq_len,
-        "rope_theta": config.rope_base,  # transformers 4 reads this one, 5 the next
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied_embeddings,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": None,
-        "pad_token_id": None,
-    }
-
-
-def _from_huggingface(fields: dict[str, Any], path: Path) -> ModelConfig:
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    num_heads = fields.get("num_attention_heads", 0)
-    head_size = fields.get("hidden_size", 0) // max(num_heads, 1)
-    fixed = {  # what the decoder has built in: what the file says, what it must say
-        "model_type": (fields.get("model_type"), "llama"),
-        "hidden_act": (fields.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (fields.get("attention_bias", False), False),
-        "mlp_bias": (fields.get("mlp_bias", False), False),
-        "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
-        "head_dim": (fields.get("head_dim") or head_size, head_size),
-    }
-    for name, (found, needed) in fixed.items():
-        if found != needed:
-            raise InputError(f"{path}: {name}={found!r}, but the decoder has {needed!r} built in")
-    try:
-        return ModelConfig(
-            vocab_size=fields["vocab_size"],
-            num_layers=fields["num_hidden_layers"],
-            d_model=fields["hidden_size"],
-            num_heads=num_heads,
-            num_kv_heads=fields.get("num_key_value_heads") or num_heads,
-            d_ff=fields["intermediate_size"],
-            max_seq_len=fields["max_position_embeddings"],
-            rope_base=rope.get("rope_theta") or fields.get("rope_theta", 10_000.0),
-            norm_eps=fields["rms_norm_eps"],
-            tied_embeddings=fields.get("tie_word_embeddings", False),
-        )
-    except KeyError as error:
-        raise InputError(f"{path} lacks {error}") from error

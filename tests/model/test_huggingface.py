@@ -1,13 +1,14 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from lmpipe.errors import InputError
+from lmpipe.errors import ConfigError, InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
-from lmpipe.model.huggingface import load_config, load_model, save_model
+from lmpipe.model.huggingface import export_model, load_config, load_model, save_model
 
 CONFIG = ModelConfig(
     vocab_size=101,
@@ -91,6 +92,7 @@ def test_a_round_trip_keeps_every_bit_and_trains_on(tmp_path: Path) -> None:
     ("field", "value"),
     [
         ("model_type", "gpt2"),
+        ("hidden_act", "relu"),
         ("attention_bias", True),
         ("hidden_act", "gelu"),
         ("head_dim", 32),
@@ -116,3 +118,153 @@ def test_says_which_file_or_weight_is_missing(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"lacks model\.safetensors"):
         load_model(tmp_path)
+
+
+SMALL = {"num_layers": 4, "vocab_size": 101, "d_model": 64, "num_heads": 4, "max_seq_len": 128}
+WINDOWS = {"window": 7, "window_pattern": "SSL"}
+GEMMA = {"norm_position": "both", "feed_forward": "geglu"}
+MUP = {"mup_base_width": 16, "attention_scale": "inverse", "attention_multiplier": 3.0}
+FACTORS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "output_multiplier": 0.6}
+EQUIVALENT: list[tuple[str, dict[str, Any]]] = [
+    ("Llama", {}),
+    ("Llama", {"feed_forward": "geglu", "tied_embeddings": False}),
+    ("Llama", {"rope_scaling": "linear", "rope_scaling_factor": 2.0}),
+    ("Llama", {"rope_scaling": "ntk", "rope_scaling_factor": 2.0}),
+    ("Llama", {"rope_scaling": "yarn", "rope_scaling_factor": 4.0}),
+    ("Llama", MUP),
+    ("Llama", {**MUP, **FACTORS, "tied_embeddings": False}),
+    ("Llama", FACTORS),
+    ("Qwen3", {"qk_norm": True}),
+    ("Qwen3", {"qk_norm": True, **WINDOWS, **MUP}),
+    ("Arcee", {"feed_forward": "relu2"}),
+    ("Arcee", {"feed_forward": "gelu", **FACTORS}),
+    ("SmolLM3", {"nope_every": 2}),
+    ("SmolLM3", WINDOWS),
+    ("SmolLM3", {"nope_every": 3, **WINDOWS}),
+    ("SmolLM3", {"positions": "none"}),
+    ("Gemma2", GEMMA),
+    ("Gemma2", {**GEMMA, "logit_softcap": 0.7, "attention_softcap": 0.5, **WINDOWS}),
+    ("Gemma2", {**GEMMA, **FACTORS, **MUP, "feed_forward": "swiglu", "logit_softcap": 2.0}),
+    ("Gemma2", {**GEMMA, **FACTORS, "tied_embeddings": False}),
+]
+
+
+def random_model(fields: dict[str, Any]) -> Decoder:
+    """A model with gains that are not 1 and attention that is not flat."""
+    model = Decoder(ModelConfig(**{**SMALL, **fields})).initialise(3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 2.0, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize(("name", "fields"), EQUIVALENT)
+def test_an_exported_model_gives_the_same_logits_there_and_back(
+    tmp_path: Path, name: str, fields: dict[str, Any]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = random_model(fields)
+    save_model(model, model.config, tmp_path / "ours", eos_token_id=7)
+    architecture = export_model(tmp_path / "ours", tmp_path / "theirs")
+    assert architecture == f"{name}ForCausalLM"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", attn_implementation="eager")
+    assert type(theirs).__name__ == architecture
+    assert theirs.config.eos_token_id == 7
+    theirs.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        expected_BTV = model(TOKENS_BT)
+        found_BTV = theirs(TOKENS_BT).logits
+        torch.testing.assert_close(found_BTV, expected_BTV, rtol=0, atol=1e-4)
+        for folder in ("theirs", "again"):
+            back_BTV = load_model(tmp_path / folder)(TOKENS_BT)
+            torch.testing.assert_close(back_BTV, expected_BTV, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [fields for _, fields in EQUIVALENT]
+    + [
+        {"norm": "layer"},
+        {"norm_position": "post"},
+        {"positions": "learned"},
+        {"positions": "sinusoidal"},
+        {"logit_softcap": 3.0},
+        {"initialisation": "fan_in"},
+    ],
+)
+def test_a_checkpoint_keeps_every_option_and_bit(tmp_path: Path, fields: dict[str, Any]) -> None:
+    model = random_model({"d_ff": 96, **fields})
+    save_model(model, model.config, tmp_path)
+    again = load_model(tmp_path)
+    assert again.config == model.config
+    assert all(
+        torch.equal(weight, again.state_dict()[name]) for name, weight in model.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"norm": "layer"}, "norm='layer': no model class"),
+        ({"norm_position": "post"}, "norm_position='post': no model class"),
+        ({"positions": "learned"}, "positions='learned': no model class"),
+        ({"positions": "sinusoidal"}, "positions='sinusoidal': no model class"),
+        ({"logit_softcap": 30.0}, "logit_softcap: .* train with norm_position='both'"),
+        ({"attention_softcap": 50.0}, "attention_softcap: .* Gemma2 alone"),
+        ({"qk_norm": True, "nope_every": 2}, "has nope_every, qk_norm together"),
+        ({"feed_forward": "relu2", "qk_norm": True}, "feed_forward='relu2', qk_norm together"),
+    ],
+)
+def test_an_option_without_an_equivalent_is_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    model = random_model(fields)
+    save_model(model, model.config, tmp_path / "ours")
+    with pytest.raises(ConfigError, match=message):
+        export_model(tmp_path / "ours", tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
+    save_model(Decoder(CONFIG), CONFIG, tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        export_model(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "SmolLM3", "Arcee"])
+def test_models_made_by_transformers_give_the_same_logits_here(tmp_path: Path, kind: str) -> None:
+    import transformers
+
+    extra: dict[str, Any] = {
+        "Qwen3": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+        "Gemma2": {"query_pre_attn_scalar": 24, "sliding_window": 9, "attn_logit_softcapping": 0.3},
+        "SmolLM3": {},
+        "Arcee": {},
+    }[kind]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=101,
+        num_hidden_layers=4,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=80,
+        max_position_embeddings=128,
+        head_dim=16,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.2,
+        attn_implementation="eager",
+        **extra,
+    )
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config)
+    theirs.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected_BTV = theirs(TOKENS_BT).logits
+        torch.testing.assert_close(load_model(tmp_path)(TOKENS_BT), expected_BTV, rtol=0, atol=1e-4)
