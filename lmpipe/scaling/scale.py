@@ -78,6 +78,11 @@ class ScaleConfig(StageConfig):
                     f"width {width} must be a multiple of the head size {self.model.head_size};"
                     f" try {max(1, round(width / self.model.head_size)) * self.model.head_size}"
                 )
+        if self.model.mup_base_width and self.width_exponent:
+            raise ConfigError(
+                f"model.mup_base_width={self.model.mup_base_width} and width_exponent="
+                f"{self.width_exponent} both scale the rate with the width; use width_exponent=0"
+            )
         if len({w * t for w in self.widths for t in self.token_budgets}) < 2:
             raise ConfigError("a law needs at least two runs of different compute")
         shortest = min(*self.token_budgets, self.held_out_tokens)

@@ -1,5 +1,7 @@
 """The decoder on a GPU: Triton attention, compilation and the cache, against plain torch."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -31,6 +33,25 @@ def loss_and_gradients(model, dtype: torch.dtype = torch.float32) -> list[torch.
 def test_triton_and_torch_attention_train_alike_in_fp32() -> None:
     ours, torchs = loss_and_gradients(build("triton")), loss_and_gradients(build("reference"))
     for a, b in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 40, "window_pattern": "SSSL"},
+        {"attention_softcap": 5.0, "logit_softcap": 5.0, "norm_position": "both"},
+        {"qk_norm": True, "nope_every": 4, "feed_forward": "relu2", "norm": "layer"},
+        {"mup_base_width": 64, "attention_scale": "inverse", "positions": "learned"},
+    ],
+)
+def test_options_train_alike_through_triton_and_torch_attention(options: dict[str, Any]) -> None:
+    config = ModelConfig(**{**CONFIG.model_dump(), **options})
+
+    def found(attention: Attention) -> list[torch.Tensor]:
+        return loss_and_gradients(Decoder(config, attention).initialise(0).to("cuda"))
+
+    for a, b in zip(found("triton"), found("reference"), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
