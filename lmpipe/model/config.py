@@ -54,7 +54,7 @@ class ModelConfig(StageConfig):
         "its input and its output (Gemma 2).",
     )
     norm_eps: float = Field(
-        1e-5, ge=1e-8, le=1e-3, description="Added to the mean square in RMSNorm."
+        1e-5, ge=1e-8, le=1e-3, description="Added to the mean square (or variance) in norms."
     )
     feed_forward: Literal["swiglu", "geglu", "gelu", "relu2"] = Field(
         "swiglu", description="Three matrices with a gate, or two: GELU (by tanh), or ReLU squared."

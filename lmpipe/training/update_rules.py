@@ -123,8 +123,8 @@ def orthogonalise(matrix: Tensor, rounds: int = 5) -> Tensor:
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if is_tall else matrix  # the smaller product of the two
-    x = x / x.norm().clamp_min(1e-7)
+    x: Tensor = matrix.mT if is_tall else matrix  # the smaller product of the two
+    x = x / torch.linalg.matrix_norm(x).clamp_min(1e-7)
     for _ in range(rounds):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x

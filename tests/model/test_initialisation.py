@@ -1,5 +1,6 @@
 """Initial weights, and muP's coordinate check: does a step move features as much at any width?"""
 
+import hashlib
 import math
 
 import pytest
@@ -79,6 +80,15 @@ def slopes(*, mup: bool, tied: bool, head: int | None = None) -> dict[str, float
         y = torch.log2(torch.tensor([row[name] for row in rows], dtype=torch.float64))
         found[name] = float((x * y).sum() / x.square().sum())
     return found
+
+
+def test_the_default_models_initial_weights_are_those_of_ever() -> None:
+    model = Decoder(ModelConfig(vocab_size=211, num_layers=3, tied_embeddings=False)).initialise(5)
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(weight.numpy().tobytes())
+    assert digest.hexdigest() == "6d25338793e6a32b2d5d35e70ee4090c819375067cb755a82f6153b55fdb63cc"
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -83,8 +85,12 @@ each_option = pytest.mark.parametrize("option", OPTIONS)
 
 
 def build(option: str) -> Decoder:
+    return build_config(ModelConfig(**{**BASE, **OPTIONS[option]}))
+
+
+def build_config(config: ModelConfig) -> Decoder:
     """A model whose gains differ from 1, so that a norm left out or put elsewhere shows."""
-    model = Decoder(ModelConfig(**{**BASE, **OPTIONS[option]})).initialise(0)
+    model = Decoder(config).initialise(0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -218,6 +224,49 @@ def test_every_option_computes_its_formula(option: str) -> None:
     model = build(option)
     expected_BTV = torch.stack([formula(model, row) for row in TOKENS_BT])
     torch.testing.assert_close(model(TOKENS_BT), expected_BTV, rtol=1e-4, atol=2e-5)
+
+
+ANY_OPTIONS = st.fixed_dictionaries(
+    {
+        "norm": st.sampled_from(["rms", "layer"]),
+        "norm_position": st.sampled_from(["pre", "post", "both"]),
+        "feed_forward": st.sampled_from(["swiglu", "geglu", "gelu", "relu2"]),
+        "positions": st.sampled_from(["rope", "rope", "learned", "sinusoidal", "none"]),
+        "num_kv_heads": st.sampled_from([1, 2, 4]),
+        "nope_every": st.integers(0, 3),
+        "qk_norm": st.booleans(),
+        "attention_softcap": st.sampled_from([0.0, 0.5, 5.0]),
+        "logit_softcap": st.sampled_from([0.0, 0.7]),
+        "window": st.integers(0, 6),
+        "window_pattern": st.sampled_from(["", "S", "SL", "LSS"]),
+        "tied_embeddings": st.booleans(),
+        "residual_multiplier": st.sampled_from([1.0, 0.5]),
+        "attention_scale": st.sampled_from(["inverse_root", "inverse"]),
+    }
+)
+
+
+@torch.no_grad()
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(ANY_OPTIONS)
+def test_options_that_may_be_combined_compute_their_formula_cached_or_not(
+    options: dict[str, Any],
+) -> None:
+    if options["positions"] != "rope":
+        options["nope_every"] = 0
+    if not options["window"] or not options["window_pattern"]:
+        options |= {"window": 0, "window_pattern": ""}
+    model = build_config(ModelConfig(**{**BASE, **options}))
+    row_BT = TOKENS_BT[:1, :12]
+    expected_BTV = formula(model, row_BT[0])[None]
+    torch.testing.assert_close(model(row_BT), expected_BTV, rtol=1e-4, atol=5e-5)
+    cache = KVCache(model.config, 1, 12)
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        cache.reserve(end - start)
+        found_BTV = model(row_BT[:, start:end], cache=cache)
+        cache.advance(end - start)
+        part_BTV = expected_BTV[:, start:end]
+        torch.testing.assert_close(found_BTV, part_BTV, rtol=1e-4, atol=5e-5)
 
 
 @torch.no_grad()

@@ -151,6 +151,10 @@ def test_points_of_a_known_law_predict_the_held_out_run() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (
+            {"model": {"mup_base_width": 64, "attention_scale": "inverse"}},
+            "mup_base_width=64 and width_exponent=0.5 both scale",
+        ),
         ({"widths": (33,)}, "multiple of the head size 32"),
         ({"widths": (32,), "token_budgets": (131_072,)}, "different compute"),
         ({"batch_tokens": 65_536}, "lower warmup_steps or batch_tokens"),
