@@ -5,6 +5,9 @@ what they see, not by how they are padded: a slot beyond a row's length is never
 overwritten when the row gets there. So there is no left padding, no padding id and no position to
 correct. Alternative not taken: paged blocks as in vLLM, which pay when requests come and go; a
 batch that starts together wastes at most its longest prompt.
+
+A layer with a window holds all positions too, and attention hides those before the window. A ring
+of `window` slots would be smaller, but the padding of a shorter prompt would overwrite its end.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class KVCache:
             device sync.
 
     Cost: 2 L G K bytes-per-element per token of `batch * max_len`
-        (lmpipe.model.cost.kv_cache_bytes).
+        (lmpipe.model.cost.kv_cache_bytes, which for layers with a window counts the window alone).
     """
 
     def __init__(

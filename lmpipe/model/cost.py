@@ -22,7 +22,12 @@ from lmpipe.model.accelerators import H100 as H100
 from lmpipe.model.accelerators import H200 as H200
 from lmpipe.model.accelerators import Accelerator as Accelerator
 from lmpipe.model.config import ModelConfig
-from lmpipe.model.shapes import block_matrices, layer_windows
+from lmpipe.model.shapes import (
+    block_matrices,
+    layer_windows,
+    norm_parameters,
+    position_parameters,
+)
 
 SECONDS_PER_DAY = 86_400
 
@@ -40,15 +45,17 @@ class ParameterCount:
     norm: int
     unembedding: int
     tied: bool
+    positions: int = 0
 
     @property
     def total(self) -> int:
         """Parameters in the checkpoint."""
-        return self.embedding + self.attention + self.feed_forward + self.norm + self.unembedding
+        tables = self.embedding + self.positions + self.unembedding
+        return tables + self.attention + self.feed_forward + self.norm
 
     @property
     def non_embedding(self) -> int:
-        """N of Kaplan et al. (2020): everything but the embedding and output matrices."""
+        """N of Kaplan et al. (2020): all but the tables of tokens, positions and output."""
         return self.attention + self.feed_forward + self.norm
 
     @property
@@ -80,9 +87,10 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
         embedding=table,
         attention=layers * sum(m.parameters for m in block if m.group == "attention"),
         feed_forward=layers * sum(m.parameters for m in block if m.group == "feed_forward"),
-        norm=(2 * layers + 1) * config.d_model,
+        norm=norm_parameters(config),
         unembedding=0 if config.tied_embeddings else table,
         tied=config.tied_embeddings,
+        positions=position_parameters(config),
     )
 
 

@@ -29,12 +29,13 @@ def block_matrices(config: ModelConfig) -> list[Matrix]:
     """List the matrices of one block, in the order in which a token meets them."""
     d_model, d_ff = config.d_model, config.feed_forward_size
     kv_width = config.num_kv_heads * config.head_size
+    gate = [Matrix("gate", "feed_forward", d_model, d_ff)] if config.has_gate else []
     return [
         Matrix("query", "attention", d_model, d_model),
         Matrix("key", "attention", d_model, kv_width),
         Matrix("value", "attention", d_model, kv_width),
         Matrix("attention output", "attention", d_model, d_model),
-        Matrix("gate", "feed_forward", d_model, d_ff),
+        *gate,
         Matrix("up", "feed_forward", d_model, d_ff),
         Matrix("down", "feed_forward", d_ff, d_model),
     ]
@@ -42,4 +43,17 @@ def block_matrices(config: ModelConfig) -> list[Matrix]:
 
 def layer_windows(config: ModelConfig) -> tuple[int, ...]:
     """Return how many positions each layer's attention sees; 0: all before it."""
-    return (0,) * config.num_layers
+    return tuple(config.layer_window(layer) or 0 for layer in range(config.num_layers))
+
+
+def norm_parameters(config: ModelConfig) -> int:
+    """Return the gains of all norms: of sub-layers, of queries and keys, and of the last one."""
+    of_block = 2 * config.d_model * (2 if config.norm_position == "both" else 1)
+    of_heads = 2 * config.head_size if config.qk_norm else 0
+    last = 0 if config.norm_position == "post" else config.d_model
+    return config.num_layers * (of_block + of_heads) + last
+
+
+def position_parameters(config: ModelConfig) -> int:
+    """Return the elements of the table of learned positions."""
+    return config.max_seq_len * config.d_model if config.positions == "learned" else 0

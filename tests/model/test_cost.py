@@ -1,5 +1,7 @@
 """Parameters, FLOPs and caches: figures of the course's lectures 2 and 10."""
 
+from typing import Any
+
 import pytest
 
 from lmpipe.errors import ConfigError
@@ -41,6 +43,50 @@ def test_counts_the_parameters_of_the_real_decoder_by_group(tied: bool) -> None:
     assert sum(n for name, n in sizes.items() if "self_attn" in name) == count.attention
     assert sum(n for name, n in sizes.items() if "mlp" in name) == count.feed_forward
     assert sum(n for name, n in sizes.items() if "norm" in name) == count.norm
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"feed_forward": "relu2", "qk_norm": True, "positions": "learned"},
+        {"norm_position": "post", "norm": "layer", "positions": "sinusoidal"},
+        {"norm_position": "both", "feed_forward": "geglu", "tied_embeddings": False},
+        {"positions": "learned", "tied_embeddings": False, "feed_forward": "gelu"},
+    ],
+)
+def test_counts_the_parameters_and_products_of_every_option(options: dict[str, Any]) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from lmpipe.model.decoder import Decoder
+
+    shape = {"vocab_size": 512, "num_layers": 3, "d_model": 96, "num_kv_heads": 3}
+    config = ModelConfig(**shape, **options)
+    with torch.device("meta"):
+        model = Decoder(config, attention="reference")
+        tokens_BT = torch.zeros(3, 40, dtype=torch.long)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    count = cost.count_parameters(config)
+    assert sum(sizes.values()) == count.total
+    assert sum(n for name, n in sizes.items() if "norm" in name) == count.norm
+    assert sum(n for name, n in sizes.items() if "mlp" in name and "_proj" in name) == (
+        count.feed_forward
+    )
+    assert sum(n for name, n in sizes.items() if "embed_positions" in name) == count.positions
+    with FlopCounterMode(display=False) as counter:
+        model(tokens_BT)
+    expected = 3 * 40 * cost.forward_flops_per_token(config, 40, causal=False)
+    assert counter.get_total_flops() == expected
+
+
+def test_a_window_is_counted_layer_by_layer() -> None:
+    shape = {"vocab_size": 512, "num_layers": 4, "d_model": 96, "num_kv_heads": 3}
+    config = ModelConfig(**shape, window=16, window_pattern="SSSL")
+    full = ModelConfig(**shape)
+    keys = 3 * (16 * 17 / 2 + 48 * 16) / 64 + 65 / 2  # of 64 queries, 16 see 1 to 16, the rest 16
+    saved = 4 * 96 * (4 * 65 / 2 - keys)
+    found = cost.forward_flops_per_token(full, 64) - cost.forward_flops_per_token(config, 64)
+    assert found == pytest.approx(saved)
 
 
 def test_flops_agree_with_torch_counting_the_real_matmuls() -> None:

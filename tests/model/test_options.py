@@ -395,19 +395,15 @@ def test_ntk_leaves_the_fastest_pair_and_squeezes_the_slowest_by_the_factor() ->
 def test_models_of_any_size_are_built_on_the_meta_device_without_memory() -> None:
     import resource
 
-    config = ModelConfig(
-        vocab_size=128_256,
-        num_layers=80,
-        d_model=8192,
-        num_heads=64,
-        num_kv_heads=8,
-        d_ff=28_672,
-        max_seq_len=8192,
-        tied_embeddings=False,
-    )
+    from lmpipe.model.cost import count_parameters
+    from lmpipe.model.sizes import SIZES
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with torch.device("meta"):
-        model = Decoder(config)
-    assert sum(p.numel() for p in model.parameters()) == 70_553_706_496  # Llama 3 70B
+    for config in SIZES.values():
+        with torch.device("meta"):
+            model = Decoder(config)
+        assert {p.device.type for p in model.parameters()} == {"meta"}
+        assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total
+    assert count_parameters(SIZES["70B"]).total == 70_553_706_496  # Llama 3
     grown_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown_bytes < 200e6
