@@ -61,7 +61,7 @@ class SeaweedFS:
             "master.volumeSizeLimitMB": 256,
             "master.electionTimeout": "1s",  # the default 10 s is what a restart would take
             "master.telemetry": "false",
-            "volume.max": 64,  # each bucket takes several
+            "volume.max": 500,  # a new bucket takes seven at once; they are sparse files
             "volume.minFreeSpace": "100MiB",
             "volume.preStopSeconds": 0,
             "filer.localSocket": folder / "filer.sock",
