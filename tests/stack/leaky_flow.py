@@ -4,6 +4,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.run import Silent
+from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
@@ -18,9 +19,9 @@ leaky_task = as_task(leaky)
 def run_leaky(store: str) -> None:
     """Run the stage twice: well, and into a failure."""
     settings = Settings(Store(store), Runtime())
-    run = str(flow_run.get_id())
+    origin = Origin(flow_run=str(flow_run.get_id()))
     with conducted_by(
-        PrefectConductor(settings, Selection(), {"leaky[well]", "leaky"}, Silent(), run)
+        PrefectConductor(settings, Selection(), {"leaky[well]", "leaky"}, Silent(), origin)
     ):
         leaky_task(LeakyConfig(fails=False), label="well")
         leaky_task(LeakyConfig(fails=True))
