@@ -148,12 +148,12 @@ def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s
     stack = deployed_stack
     curate = stack.request("GET", "/deployments/name/curate/curate")
     recipe = few_pages(curate["parameters"]["recipe"])
-    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "select"})
+    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "signals"})
     assert stack.wait_for(run, timeout_seconds=400) == "COMPLETED"
     done = stack.lmpipe(tmp_path, "verify", "--store", STORE, **stack.store_environment)
     assert re.search(r"^\d+ artifacts, 0 bad objects$", done, re.MULTILINE)
     listed = stack.lmpipe(tmp_path, "ls", "--store", STORE, **stack.store_environment)
-    assert {"extract", "signals", "select"} <= set(listed.split())
+    assert {"extract", "signals"} <= set(listed.split())
 
 
 def few_pages(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -94,24 +94,10 @@ def test_a_restart_of_the_server_in_mid_run_is_not_noticed_by_the_run(
     assert worker.process.running
 
 
-def test_thirty_seconds_without_postgresql_cost_a_run_nothing(
-    prefect_server: PrefectServer, worker: ProcessWorker, postgres: Postgres, tmp_path: Path
-) -> None:
-    job = Job(prefect_server, str(tmp_path / "store"), num_shards=20, seconds=1.0)
-    job.wait_for_shards(2)
-    postgres.stop()
-    time.sleep(30)  # the stage ends and reports in here
-    assert find(slow, identify(slow, job.config, {}), job.store, Runtime()) is not None
-    postgres.start()
-    assert prefect_server.wait_for(job.runs[0]) == "COMPLETED"
-    assert len(job.attempts) == 1
-    assert job.is_as_if_undisturbed(tmp_path)
-    assert prefect_server.process.running and worker.process.running
-
-
-def test_sixty_seconds_without_the_object_store_cost_a_run_at_most_a_retry(
+def test_sixty_seconds_without_the_object_store_and_thirty_without_postgresql_cost_time_only(
     prefect_server: PrefectServer,
     worker: ProcessWorker,
+    postgres: Postgres,
     seaweedfs: SeaweedFS,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,15 +105,26 @@ def test_sixty_seconds_without_the_object_store_cost_a_run_at_most_a_retry(
     for name, value in seaweedfs.environment.items():
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()
-    job = Job(prefect_server, seaweedfs.create_bucket("outage"), num_shards=16, seconds=1.0)
-    job.wait_for_shards(2)
+    local = Job(prefect_server, str(tmp_path / "store"), num_shards=20, seconds=1.0)
+    remote = Job(prefect_server, seaweedfs.create_bucket("outage"), num_shards=16, seconds=1.0)
+    for job in (local, remote):
+        job.wait_for_shards(2)
     seaweedfs.process.stop(grace_seconds=3)
-    time.sleep(60)
-    assert prefect_server.state(job.runs[0]) == "RUNNING"
+    stopped = time.monotonic()
+    postgres.stop()
+    time.sleep(30)  # the local run's stage ends and reports in here
+    assert find(slow, identify(slow, local.config, {}), local.store, Runtime()) is not None
+    postgres.start()
+    assert prefect_server.wait_for(local.runs[0]) == "COMPLETED"
+    time.sleep(max(0.0, 60 - (time.monotonic() - stopped)))
+    assert prefect_server.state(remote.runs[0]) == "RUNNING"
     seaweedfs.start()
-    assert prefect_server.wait_for(job.runs[0], timeout_seconds=240) == "COMPLETED"
-    print(f"{len(job.attempts)} attempts")
-    assert job.is_as_if_undisturbed(tmp_path)
+    assert prefect_server.wait_for(remote.runs[0], timeout_seconds=240) == "COMPLETED"
+    print(f"{len(local.attempts)} and {len(remote.attempts)} attempts")
+    assert len(local.attempts) == 1
+    for job in (local, remote):
+        assert job.is_as_if_undisturbed(tmp_path)
+    assert prefect_server.process.running and worker.process.running
     s3fs.S3FileSystem.clear_instance_cache()
 
 

@@ -322,37 +322,6 @@ def test_a_write_whose_answer_gets_lost_is_recognised_as_our_own(
     assert made.manifest.attempt == make(store).manifest.attempt
 
 
-def test_a_stop_of_the_object_store_in_the_middle_of_a_build_costs_time_only(
-    store: Store, seaweedfs: SeaweedFS, tmp_path: Path
-) -> None:
-    config = SlowConfig(num_shards=8, seconds=1.0)
-    folder = f"{home('slow', identify(slow, config, {}))}/attempts"
-    events: list[dict[str, Any]] = []
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        run = pool.submit(
-            in_child, store, slow, config, sink=events.append, runtime=Runtime(workers=2)
-        )
-        wait_until(
-            lambda: finished_shards(store, folder) >= 2, timeout_seconds=60, what="two shards"
-        )
-        seaweedfs.process.stop(grace_seconds=3)
-        stopped = time.monotonic()
-        assert not run.done()
-        time.sleep(20)
-        seaweedfs.start()
-        assert time.monotonic() - stopped >= 20
-        try:
-            made = run.result(timeout=180)
-        except LmpipeError as error:  # the pauses between tries are random: this may run out too
-            print("did not survive:", error)
-            made = in_child(store, slow, config, sink=events.append)
-            assert any("adopted" in event.get("message", "") for event in events)
-    assert made.missing() == [] and made.corrupt() == []
-    undisturbed = SlowConfig(num_shards=8, seconds=0)
-    elsewhere = build(slow, undisturbed, {}, store=Store(str(tmp_path)), runtime=Runtime())
-    assert made.digest == elsewhere.digest
-
-
 def finished_shards(store: Store, folder: str) -> int:
     return sum("/done/" in path for path in store.sizes(folder))
 
