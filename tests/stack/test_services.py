@@ -2,8 +2,6 @@
 
 import concurrent.futures
 import stat
-import time
-from pathlib import Path
 
 import httpx
 import psutil
@@ -134,40 +132,9 @@ def test_a_queued_run_waits_for_a_worker_and_completes(
     )
 
 
-def test_cancelling_a_run_ends_its_child_processes(
-    prefect_server: PrefectServer, process_worker: ProcessWorker, tmp_path: Path
-) -> None:
-    pid_file = tmp_path / "pids"
-    deployment = prefect_server.create_deployment(f"{FLOWS}:block_in_children", pool="cpu")
-    run = prefect_server.submit(deployment, pid_file=str(pid_file))
-    wait_until(
-        lambda: pid_file.exists() and len(pid_file.read_text().split()) == 2,
-        timeout_seconds=90,
-        what="the start of two children",
-    )
-    children = [psutil.Process(int(pid)) for pid in pid_file.read_text().split()]
-    assert all(child.is_running() for child in children)
-
-    started = time.monotonic()
-    prefect_server.cancel(run)
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive, f"left after cancelling: {alive}"
-    assert prefect_server.wait_for(run, frozenset({"CANCELLED"})) == "CANCELLED"
-    print(f"cancelled in {time.monotonic() - started:.0f} s")
-
-
 def test_a_killed_server_comes_back_with_what_it_knew(prefect_server: PrefectServer) -> None:
     prefect_server.create_pool("kept")
     prefect_server.process.kill()
     assert not prefect_server.healthy()
     prefect_server.start()
     assert prefect_server.request("GET", "/work_pools/kept")["type"] == "process"
-
-
-def test_a_server_starts_on_sqlite_alone(tmp_path: Path) -> None:
-    server = PrefectServer(tmp_path / "server")
-    try:
-        server.start()
-        assert (tmp_path / "server" / "server-home" / "prefect.db").exists()
-    finally:
-        server.process.stop()
