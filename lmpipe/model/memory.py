@@ -13,7 +13,7 @@ from typing import Literal
 
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
-from lmpipe.model.shapes import block_matrices, layer_windows
+from lmpipe.model.shapes import block_matrices, layer_windows, norms_of_block
 
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -77,7 +77,10 @@ PRECISIONS = {
 
 def largest_tensor(config: ModelConfig) -> int:
     """Return the elements of the largest parameter: what ZeRO-3 gathers at a time, at least."""
-    return max(config.vocab_size * config.d_model, *(m.parameters for m in block_matrices(config)))
+    rows = config.vocab_size
+    if config.positions == "learned":
+        rows = max(rows, config.max_seq_len)
+    return max(rows * config.d_model, *(m.parameters for m in block_matrices(config)))
 
 
 def state_bytes(
@@ -121,12 +124,14 @@ def block_activation_bytes(
     width, kv_width = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
     if checkpointing == "full":
         return bytes_per_element * config.d_model
-    norms = 2 * (2 * config.d_model)  # input and output of both
+    norms = norms_of_block(config) * config.d_model  # the input of each
+    inputs = 2 * config.d_model  # of the matrices: what is normed
     heads = width + 2 * kv_width + width  # queries, keys, values; the mix of values
-    matrices = {m.name for m in block_matrices(config)}
+    if config.qk_norm:
+        heads += width + kv_width  # before the norm
     # a gated network keeps gate, silu(gate), up and their product; a plain one before and after
-    hidden = (4 if "gate" in matrices else 2) * config.feed_forward_size
-    kept = bytes_per_element * (norms + heads + hidden)
+    hidden = (4 if config.has_gate else 2) * config.feed_forward_size
+    kept = bytes_per_element * (norms + inputs + heads + hidden)
     if checkpointing == "selective":
         return kept + 4 * config.num_heads  # a log-sum-exp in fp32 each head
     return kept + bytes_per_element * config.num_heads * min(window or seq_len, seq_len)
@@ -134,7 +139,9 @@ def block_activation_bytes(
 
 def head_activation_bytes(config: ModelConfig, bytes_per_element: int = 2) -> float:
     """Bytes per token of the last norm, the logits, and the loss's fp32 copy and its gradient."""
-    return bytes_per_element * (2 * config.d_model + config.vocab_size) + 8 * config.vocab_size
+    logits = 2 if config.logit_softcap else 1  # before and after
+    elements = 2 * config.d_model + logits * config.vocab_size
+    return bytes_per_element * elements + 8 * config.vocab_size
 
 
 def activation_bytes(

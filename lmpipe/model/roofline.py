@@ -19,7 +19,7 @@ from lmpipe.model.accelerators import Accelerator
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.cost import count_parameters, visible_positions
 from lmpipe.model.memory import Checkpointing
-from lmpipe.model.shapes import block_matrices, layer_windows
+from lmpipe.model.shapes import block_matrices, layer_windows, norms_of_block
 
 Kind = Literal["projections", "attention", "feed-forward", "output layer", "element-wise", "AdamW"]
 KINDS: tuple[Kind, ...] = (
@@ -133,12 +133,15 @@ def forward_operations(
 
 
 def _element_wise(config: ModelConfig, tokens: int, bytes_per_element: float) -> Operation:
-    d_model, d_ff = config.d_model, config.feed_forward_size
-    turned = (config.num_heads + config.num_kv_heads) * config.head_size
-    # a layer: two norms (in, out), two additions (two in, one out), RoPE, the gate
-    moved = 2 * 2 * d_model + 2 * 3 * d_model + 2 * turned + 3 * d_ff
-    work = 2 * (NORM_FLOPS + ADD_FLOPS) * d_model + ROPE_FLOPS * turned + GATE_FLOPS * d_ff
-    layers, ends = config.num_layers, 2 * 2 * d_model  # embedding look-up and last norm
+    d_model, layers = config.d_model, config.num_layers
+    hidden = config.feed_forward_size
+    heads = (config.num_heads + config.num_kv_heads) * config.head_size
+    normed = norms_of_block(config) * d_model + heads * config.qk_norm
+    turned = heads * sum(config.has_rope(layer) for layer in range(layers)) / layers
+    # norms (in, out), two additions (two in, one out), RoPE, the gate (two in, one out)
+    moved = 2 * normed + 2 * 3 * d_model + 2 * turned + (3 if config.has_gate else 2) * hidden
+    work = NORM_FLOPS * normed + 2 * ADD_FLOPS * d_model + ROPE_FLOPS * turned + GATE_FLOPS * hidden
+    ends = 2 * 2 * d_model  # embedding look-up and last norm
     return Operation(
         "norms, RoPE, gate, residual",
         "element-wise",

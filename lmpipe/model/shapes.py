@@ -46,9 +46,14 @@ def layer_windows(config: ModelConfig) -> tuple[int, ...]:
     return tuple(config.layer_window(layer) or 0 for layer in range(config.num_layers))
 
 
+def norms_of_block(config: ModelConfig) -> int:
+    """Return how many norms of the residual stream's width a block has."""
+    return 4 if config.norm_position == "both" else 2
+
+
 def norm_parameters(config: ModelConfig) -> int:
     """Return the gains of all norms: of sub-layers, of queries and keys, and of the last one."""
-    of_block = 2 * config.d_model * (2 if config.norm_position == "both" else 1)
+    of_block = norms_of_block(config) * config.d_model
     of_heads = 2 * config.head_size if config.qk_norm else 0
     last = 0 if config.norm_position == "post" else config.d_model
     return config.num_layers * (of_block + of_heads) + last

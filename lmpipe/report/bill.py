@@ -54,8 +54,9 @@ def summary(bill: Bill) -> list[Tile]:
 
 def _groups(bill: Bill) -> str:
     groups = bill.parameters
+    embedding = groups.embedding + groups.positions
     return (
-        f"embedding {count(groups.embedding)}, attention {count(groups.attention)}, feed-forward"
+        f"embedding {count(embedding)}, attention {count(groups.attention)}, feed-forward"
         f" {count(groups.feed_forward)}, norms {count(groups.norm)}, output "
         + ("tied" if groups.tied else count(groups.unembedding))
     )

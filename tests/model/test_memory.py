@@ -8,6 +8,7 @@ import pytest
 from lmpipe.errors import ConfigError
 from lmpipe.model import cost, memory
 from lmpipe.model.config import ModelConfig
+from lmpipe.model.shapes import norms_of_block
 
 SMALL = ModelConfig(
     vocab_size=64, num_layers=1, d_model=96, num_heads=6, num_kv_heads=3, d_ff=256, max_seq_len=64
@@ -77,7 +78,11 @@ def test_largest_tensor_is_that_of_the_real_decoder() -> None:
 
     from lmpipe.model.decoder import Decoder
 
-    for config in (SMALL, SMALL.model_copy(update={"vocab_size": 512})):
+    for config in (
+        SMALL,
+        SMALL.model_copy(update={"vocab_size": 512}),
+        SMALL.model_copy(update={"positions": "learned", "max_seq_len": 1024}),
+    ):
         with torch.device("meta"):
             model = Decoder(config)
         assert memory.largest_tensor(config) == max(p.numel() for p in model.parameters())
@@ -112,13 +117,33 @@ def kept_bytes(config: ModelConfig, batch: int, length: int, **how: Any) -> int:
     return sum(kept.values())
 
 
-def test_a_block_keeps_the_activations_that_autograd_keeps() -> None:
-    deep = SMALL.model_copy(update={"num_layers": 3})
-    measured = (kept_bytes(deep, 2, 64) - kept_bytes(SMALL, 2, 64)) / 2
-    expected = 2 * 64 * memory.block_activation_bytes(SMALL, 64, bytes_per_element=4)
-    # torch's RMSNorm on CPU is made of parts, which keep x / rms(x) and the rms as well
-    parts = 2 * 64 * 4 * 2 * (SMALL.d_model + 1)
-    assert measured == expected + parts
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": "layer"},
+        {"norm_position": "post"},
+        {"norm_position": "both"},
+        {"norm": "layer", "norm_position": "both"},
+        {"qk_norm": True},
+        {"feed_forward": "geglu"},
+        {"feed_forward": "gelu"},
+        {"feed_forward": "relu2"},
+        {"positions": "none"},
+        {"positions": "learned"},
+    ],
+)
+def test_a_block_keeps_the_activations_that_autograd_keeps(options: dict[str, Any]) -> None:
+    config = ModelConfig(**{**SMALL.model_dump(), **options})
+    deep = config.model_copy(update={"num_layers": 3})
+    measured = (kept_bytes(deep, 2, 64) - kept_bytes(config, 2, 64)) / 2
+    expected = 2 * 64 * memory.block_activation_bytes(config, 64, bytes_per_element=4)
+    # torch's RMSNorm on CPU is made of parts, which keep x / rms(x) and the rms as well;
+    # LayerNorm is one kernel, which keeps the mean and the deviation
+    heads, norms = config.num_heads + config.num_kv_heads, norms_of_block(config)
+    parts = norms * (config.d_model + 1) if config.norm == "rms" else norms * 2
+    parts += config.qk_norm * heads * (config.head_size + 1)
+    assert measured == expected + 2 * 64 * 4 * parts
 
 
 def test_full_checkpointing_keeps_a_blocks_input() -> None:

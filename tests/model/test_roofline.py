@@ -102,3 +102,25 @@ def test_devices_have_their_datasheets_intensities_and_links() -> None:
     assert accelerator_named("h200") is H200
     with pytest.raises(ConfigError, match="did you mean H100"):
         accelerator_named("H10")
+
+
+def test_options_change_what_is_computed_element_by_element() -> None:
+    def cost_of(**options: object) -> roofline.Operation:
+        config = LLAMA.model_copy(update=options)
+        operations = roofline.forward_operations(config, 1, 256, 256)
+        return next(o for o in operations if o.kind == "element-wise")
+
+    usual, tokens, layers = cost_of(), 256, 40
+    assert usual.bytes - cost_of(feed_forward="gelu").bytes == 2 * tokens * layers * 13_824
+    heads = 2 * 5120  # queries and keys
+    turned = 2 * 2 * tokens * layers * heads  # in and out
+    assert usual.bytes - cost_of(positions="none").bytes == turned
+    assert usual.bytes - cost_of(nope_every=4).bytes == turned / 4
+    assert cost_of(qk_norm=True).bytes - usual.bytes == turned
+    assert cost_of(norm_position="both").bytes - usual.bytes == 2 * 2 * tokens * layers * 2 * 5120
+
+
+def test_windows_bound_what_attention_reads_when_decoding() -> None:
+    windowed = LLAMA.model_copy(update={"window": 256, "window_pattern": "SSSL"})
+    full, short = (roofline.attention(config, 1, 1, 4096) for config in (LLAMA, windowed))
+    assert short.flops == full.flops * (0.25 + 0.75 * 256 / 4096)
