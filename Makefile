@@ -39,7 +39,7 @@ demo:  ## run the whole pipeline on the sample and print where the report is
 	    echo "installation: $$(( $$(date +%s) - start )) s" && $(BIN)/lmpipe run demo
 
 test: check  ## check, then all tests that need neither a service nor a GPU
-	$(BIN)/python -m pytest tests --ignore=tests/stack --ignore=tests/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/stack --ignore=tests/gpu -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-stack: setup  ## tests on real services, which they start themselves on loopback
 	@.ci/missing-packages --explain stack

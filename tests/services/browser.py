@@ -82,6 +82,22 @@ class Browser:
             lambda _: text in self.text(), f"{text!r} on {self.driver.current_url}"
         )
 
+    def show_tab(self, name: str, text: str) -> None:
+        """Choose a tab until the page shows a text of it.
+
+        One click is not enough: while a page of Prefect's loads, it can go back to its first tab.
+        """
+
+        def shown(_: Chrome) -> bool:
+            tab = self.find("[role=tab]", name)
+            if tab.get_attribute("aria-selected") != "true":
+                tab.click()
+            return text in self.text()
+
+        WebDriverWait(self.driver, PATIENCE_SECONDS, 0.3, [Exception]).until(
+            shown, f"{text!r} in the tab {name} on {self.driver.current_url}"
+        )
+
     def screenshot(self, name: str) -> Path:
         """Take a picture for people to look at; `-rP` prints where."""
         path = self._screenshots / f"{name}.png"

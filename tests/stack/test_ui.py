@@ -68,8 +68,8 @@ def test_a_person_fills_the_rerun_form_and_sees_progress_and_tables_of_the_run(
     ui.open(page(deployed, f"runs/flow-run/{runs[0]}"))
     ui.wait_for_text("RUN extract built")
     ui.screenshot("run-logs")
-    ui.find("[role=tab]", "Artifacts").click()
-    for shown in ("extract-progress", "extract-records", "extract", "steps"):
+    ui.show_tab("Artifacts", "extract-progress")
+    for shown in ("extract-records", "extract", "steps"):
         ui.wait_for_text(shown)
     ui.screenshot("run-artifacts")
 
@@ -81,8 +81,7 @@ def test_a_report_is_linked_from_its_run_and_readable_in_the_ui(
     run = deployed.submit(deployment, store=str(tmp_path / "store"))
     assert deployed.wait_for(run) == "COMPLETED"
     ui.open(page(deployed, f"runs/flow-run/{run}"))
-    ui.find("[role=tab]", "Artifacts").click()
-    ui.wait_for_text("report-text")
+    ui.show_tab("Artifacts", "report-text")
     ui.screenshot("report-artifacts")
     body = {"artifacts": {"flow_run_id": {"any_": [run]}}}
     found = {a["key"]: a for a in deployed.request("POST", "/artifacts/filter", body)}
