@@ -11,7 +11,7 @@ from typing import Literal
 
 from lmpipe.errors import ConfigError
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 
 def ring_share(collective: Collective, ranks: int) -> float:
@@ -23,7 +23,7 @@ def ring_share(collective: Collective, ranks: int) -> float:
     share = (ranks - 1) / ranks
     if collective == "all_reduce":
         return 2 * share
-    if collective in ("all_gather", "reduce_scatter"):
+    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
         return share
     return 1.0 if ranks > 1 else 0.0
 

@@ -19,6 +19,7 @@ from tests.services.processes import ServiceError, wait_until
 FILE = REPOSITORY / "docker" / "compose.yaml"
 SERVICES = {"postgres", "redis", "seaweedfs", "server", "services", "worker-cpu"}
 WITH_SECOND_PORT = ("S3", "S3_MASTER", "S3_VOLUME", "S3_FILER")
+BIND = "127.0.0.9"  # a head node's own address is given as this one is, and 127.0.0.1 is none of it
 PORTS = ("SERVER", "POSTGRES", *WITH_SECOND_PORT, "CPU_WORKER")
 
 
@@ -30,7 +31,7 @@ class Compose(PrefectServer):
         self.project = f"lmpipe{secrets.token_hex(4)}"
         self.ports = dict(zip(PORTS, _free_pairs(len(PORTS)), strict=True))
         self.port = self.ports["SERVER"]
-        self.api_url = f"http://127.0.0.1:{self.port}/api"
+        self.api_url = f"http://{BIND}:{self.port}/api"
         self.auth_string = f"lmpipe:{secrets.token_hex(16)}"
         self.secrets = {
             "LMPIPE_AUTH_STRING": self.auth_string,
@@ -41,7 +42,7 @@ class Compose(PrefectServer):
         named = {f"LMPIPE_{name}_PORT": str(port) for name, port in self.ports.items()}
         foreign = ("POSTGRES", "REDIS", "SEAWEEDFS")
         overridden = {f"LMPIPE_{name}_IMAGE": service_image for name in foreign}
-        self._variables = self.secrets | named | overridden
+        self._variables = self.secrets | named | overridden | {"LMPIPE_BIND": BIND}
 
     def compose(self, *arguments: str, timeout_seconds: float = 240) -> str:
         """Run docker-compose on the stack and return its output."""
@@ -98,7 +99,7 @@ class Compose(PrefectServer):
     def store_environment(self) -> dict[str, str]:
         """Variables by which a client finds and enters the stack's S3."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports['S3']}",
+            "AWS_ENDPOINT_URL": f"http://{BIND}:{self.ports['S3']}",
             "AWS_ACCESS_KEY_ID": self.secrets["LMPIPE_S3_KEY"],
             "AWS_SECRET_ACCESS_KEY": self.secrets["LMPIPE_S3_SECRET"],
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -130,7 +131,7 @@ def _is_free(port: int) -> bool:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections linger
         try:
-            listener.bind(("127.0.0.1", port))
+            listener.bind(("0.0.0.0", port))
         except OSError:
             return False
         return True

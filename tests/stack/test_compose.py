@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from tests.services.compose import SERVICES, WITH_SECOND_PORT, Compose
+from tests.services.compose import BIND, SERVICES, WITH_SECOND_PORT, Compose
 from tests.services.docker_engine import DockerEngine
 from tests.services.prefect_server import REPOSITORY
-from tests.services.processes import wait_until
+from tests.services.processes import ServiceProcess, wait_until
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a session that wants the image builds it
 
@@ -115,7 +116,7 @@ def deployed_stack(stack: Compose) -> Compose:
     return stack
 
 
-def test_every_service_comes_up_and_listens_on_loopback_only(stack: Compose) -> None:
+def test_every_service_comes_up_and_listens_on_the_address_it_was_given(stack: Compose) -> None:
     running = stack.compose("ps", "--services", "--filter", "status=running").split()
     assert set(running) >= SERVICES
     listening = {
@@ -124,9 +125,11 @@ def test_every_service_comes_up_and_listens_on_loopback_only(stack: Compose) -> 
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert {ip for ip, _ in listening} == {"127.0.0.1"}
+    # The worker's health, and a second listener of SeaweedFS, are for this machine alone.
+    assert {ip for ip, _ in listening} == {BIND, "127.0.0.1"}
     ours = set(stack.ports.values()) | {stack.ports[name] + 10000 for name in WITH_SECOND_PORT}
-    assert {port for _, port in listening} >= ours
+    ours -= {stack.ports["CPU_WORKER"]}
+    assert {port for ip, port in listening if ip == BIND} >= ours
 
 
 def test_nobody_enters_without_a_secret(stack: Compose) -> None:
@@ -161,6 +164,41 @@ def few_pages(recipe: dict[str, Any]) -> dict[str, Any]:
     crawl = {"paths": [f"demo_data/warc/{name}.warc.gz" for name in SMALL_FILES]}
     sources, runtime = recipe["sources"] | {"crawl": crawl}, recipe["runtime"] | {"workers": 1}
     return recipe | {"sources": sources, "runtime": runtime}
+
+
+@pytest.fixture
+def node(deployed_stack: Compose, tmp_path: Path) -> Iterator[Compose]:
+    """A node of a cluster: a worker with the README's variables, whose containers take runs."""
+    stack = deployed_stack
+    deploy = ("exec", "-T", "worker-cpu", "lmpipe", "deploy", "--store", STORE)
+    stack.compose(*deploy, "--cpu-pool", "cpu-docker", "--gpu-pool", "cpu-docker", "--gpus", "32")
+    worker = ServiceProcess(
+        "node-worker",
+        [sys.executable, "-m", "flows.cli", "worker", "cpu-docker"],
+        tmp_path,
+        environment=stack.environment | stack.store_environment | stack.engine.environment,
+    )
+    try:
+        worker.start(lambda: "started!" in worker.log_tail(), timeout_seconds=90)
+        yield stack
+    finally:
+        worker.stop()
+        stack.compose(*deploy)
+
+
+def test_a_node_takes_a_run_from_the_head_node_by_its_address(
+    node: Compose, tmp_path: Path
+) -> None:
+    """The README's commands of a cluster, with containers that ask for no GPU."""
+    curate = node.request("GET", "/deployments/name/curate/curate")
+    assert curate["work_pool_name"] == "cpu-docker"
+    assert node.request("GET", "/v2/concurrency_limits/gpu")["limit"] == 32
+    recipe = few_pages(curate["parameters"]["recipe"])
+    run = node.submit(curate["id"], recipe=recipe, selection={"until_stage": "select"})
+    assert node.wait_for(run, timeout_seconds=300) == "COMPLETED"
+    assert "docker" in node.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
+    listed = node.lmpipe(tmp_path, "ls", "--store", STORE, **node.store_environment)
+    assert "select" in listed.split()
 
 
 def test_a_stopped_worker_ends_its_run_first_and_the_run_reports_itself_crashed(

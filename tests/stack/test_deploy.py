@@ -11,7 +11,6 @@ import httpx
 import pytest
 import yaml
 
-from flows.automations import crash_zombies
 from tests.services.prefect_server import REPOSITORY, PrefectServer
 from tests.services.processes import wait_until
 
@@ -188,33 +187,6 @@ def test_lmpipe_run_remote_prints_the_url_of_a_run_in_the_queue(
     assert run["parameters"]["flow"] == "curate"
     assert run["work_queue_name"] == "interactive"
     deployed.request("DELETE", f"/flow_runs/{run['id']}")
-
-
-def test_a_run_without_heartbeat_is_marked_crashed(deployed: PrefectServer) -> None:
-    quick = crash_zombies(within_seconds=10) | {"name": "quick"}
-    automation = deployed.request("POST", "/automations/", quick)
-    flow = deployed.request("POST", "/flows/", {"name": "gone"})
-    body = {"flow_id": flow["id"], "state": {"type": "RUNNING"}}
-    run = deployed.request("POST", "/flow_runs/", body)["id"]
-    try:
-        heartbeat(deployed, run)
-        wait_until(lambda: deployed.state(run) == "CRASHED", timeout_seconds=90, what="the crash")
-        state = deployed.request("GET", f"/flow_runs/{run}")["state"]
-        assert state["message"] == "No heartbeat for 10 s."
-    finally:
-        deployed.request("DELETE", f"/automations/{automation['id']}")
-
-
-def heartbeat(server: PrefectServer, run: str) -> None:
-    """Send what a living run sends."""
-    code = (
-        "import sys; from prefect.events import emit_event; "
-        "from prefect.events.worker import EventsWorker; "
-        "emit_event('prefect.flow-run.heartbeat', "
-        "resource={'prefect.resource.id': 'prefect.flow-run.' + sys.argv[1]}); "
-        "EventsWorker.instance().drain()"
-    )
-    subprocess.run([sys.executable, "-c", code, run], env=server.environment, check=True)
 
 
 def test_a_schedule_fires_and_its_run_completes(

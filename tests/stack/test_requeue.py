@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.automations import crash_zombies
 from lmpipe.artifacts.lookup import home, identify, read_manifest
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint
@@ -21,6 +22,7 @@ from tests.stack.ops_stages import StepsConfig, stepping
 
 FLOWS = "tests/stack/ops_flows.py"
 POOL = "preemptible"
+SILENCE_SECONDS = 40.0  # the shortest interval between heartbeats that Prefect takes is 30 s
 CRASHED_AND_AGAIN = ["RUNNING", "CRASHED", "SCHEDULED"]
 
 
@@ -39,7 +41,8 @@ class Site:
             f"worker-{self.num_workers}",
             [sys.executable, "-m", "flows.cli", "worker", POOL],
             self.folder,
-            environment=self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
+            environment=self.server.environment
+            | {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
         )
         worker.start(lambda: "started!" in worker.log_tail(), timeout_seconds=90)
         return worker
@@ -168,3 +171,48 @@ def test_a_worker_killed_with_9_leaves_no_process_and_another_one_goes_on(
         second.stop()
     assert site.server.request("GET", f"/flow_runs/{job.run}")["run_count"] == 2
     assert "1 artifacts, 0 bad objects" in verify(job.store)
+
+
+def test_a_run_whose_machine_goes_silent_is_marked_crashed_queued_again_and_goes_on(
+    site: Site, worker: ServiceProcess, tmp_path: Path
+) -> None:
+    """Power loss: worker, run, stage and ranks end at once, and nobody is left to report it."""
+    quick = crash_zombies(within_seconds=SILENCE_SECONDS) | {"name": "quick"}
+    automation = site.server.request("POST", "/automations/", quick)["id"]
+    try:
+        job = start(site, tmp_path)
+        wait_until(
+            lambda: heard(site.server, job.run), timeout_seconds=40, what="the run's heartbeat"
+        )
+        machine = [psutil.Process(worker.pid), *descendants(worker.pid)]
+        assert set(job.processes) <= set(machine)
+        for process in machine:
+            process.kill()
+        psutil.wait_procs(machine, timeout=10)
+        assert site.server.state(job.run) == "RUNNING", "nobody has told the server"
+        wait_until(
+            lambda: job.states()[-3:] == CRASHED_AND_AGAIN,
+            timeout_seconds=SILENCE_SECONDS + 40,
+            what=f"the crash and the requeue, not {job.states()}",
+        )
+    finally:
+        site.server.request("DELETE", f"/automations/{automation}")
+    second = site.start_worker()
+    try:
+        assert job.goes_on() == {"first_step": 3, "steps": 4}
+    finally:
+        second.stop()
+    assert site.server.request("GET", f"/flow_runs/{job.run}")["run_count"] == 2
+    assert "1 artifacts, 0 bad objects" in verify(job.store)
+
+
+def heard(server: PrefectServer, run: str) -> bool:
+    """Whether the server has had a heartbeat of the run."""
+    events = {
+        "filter": {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "resource": {"id": [f"prefect.flow-run.{run}"]},
+        },
+        "limit": 1,
+    }
+    return bool(server.request("POST", "/events/filter", events)["events"])
