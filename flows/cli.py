@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from flows import cost, export, operations
+from flows import artifacts, cost, export, operations, services
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Bring data in from outside.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(services.app)  # deploy, worker, up
+app.add_typer(artifacts.app)  # ls, show, diff, verify
 app.add_typer(operations.app)  # alias, gc, accounting
 app.add_typer(cost.app)  # cost
 app.add_typer(export.app)  # export
@@ -92,180 +94,6 @@ def plan(
     from flows.terminal import show_plan
 
     show_plan(Console(), plan_run(flow, loaded, selection))
-
-
-@app.command()
-def deploy(
-    folder: Annotated[
-        Path | None, typer.Option(help="Installation that process workers run from.")
-    ] = None,
-    image: Annotated[str, typer.Option(help="Image of containers with GPUs.")] = "lmpipe:gpu",
-    cpu_image: Annotated[str, typer.Option(help="Image of those without.")] = "lmpipe:cpu",
-    store: Annotated[str, typer.Option(help="Store of the default recipe.")] = "",
-    cpu_pool: Annotated[
-        str, typer.Option(help="Pool for what needs no GPU: cpu or cpu-docker.")
-    ] = "cpu",
-    gpu_pool: Annotated[
-        str, typer.Option(help="Pool for what needs one: gpu, gpu-process, cpu or cpu-docker.")
-    ] = "gpu",
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="Slots of the limit that GPU stages share.")
-    ] = None,
-    requeues: Annotated[
-        int, typer.Option(min=1, max=100, help="How often a crashed run is queued again.")
-    ] = 2,
-    notify_webhook_block: Annotated[
-        str, typer.Option(help="Webhook block that is notified of failures and alarms.")
-    ] = "",
-    notify_slack_block: Annotated[str, typer.Option(help="Slack block that is, likewise.")] = "",
-) -> None:
-    """Register pools, queues, limits, deployments and automations; a second time changes nothing.
-
-    Schedules are made switched off; what is switched in the UI stays as it is. In place of a block,
-    LMPIPE_NOTIFY_WEBHOOK_URL and LMPIPE_NOTIFY_SLACK_URL in the environment make one.
-    """
-    from dataclasses import replace
-
-    from flows import deploy as deploy_
-
-    site = deploy_.Site(
-        image=image,
-        cpu_image=cpu_image,
-        store=store,
-        cpu_pool=cpu_pool,
-        gpu_pool=gpu_pool,
-        gpus=gpus,
-        requeues=requeues,
-        webhook_block=notify_webhook_block,
-        slack_block=notify_slack_block,
-    )
-    if folder is not None:
-        site = replace(site, folder=folder)
-    deployed = deploy_.deploy(site)
-    for change in deployed.changes:
-        print(change)
-    print(f"notified of failures and alarms: {', '.join(deployed.notified) or 'nobody'}")
-    print(f"{len(deployed.changes)} changes")
-
-
-@app.command()
-def worker(
-    pool: Annotated[
-        str, typer.Argument(help="cpu, gpu, gpu-process, cpu-docker, or a pool of your own.")
-    ],
-    limit: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    with_healthcheck: Annotated[
-        bool, typer.Option("--with-healthcheck", help="Answer at /health on a port of its own.")
-    ] = False,
-) -> None:
-    """Start a worker that takes queued runs of a pool."""
-    from flows.worker import become_worker
-
-    become_worker(pool, limit, with_healthcheck)
-
-
-@app.command("up")
-def start_stack(
-    port: Annotated[int, typer.Option(help="Of the server, on loopback.")] = 4200,
-    store: Annotated[str, typer.Option(help="Store of the default recipe.")] = "",
-) -> None:
-    """Start server, deployments and a worker here, on SQLite, until Ctrl-C.
-
-    docker/compose.yaml is the shared stack, on PostgreSQL, Redis and S3.
-    """
-    from flows.stack import up
-
-    up(Console(), port, store)
-
-
-@app.command("ls")
-def list_artifacts(
-    stage: Annotated[str, typer.Argument(help="Only this stage.")] = "", store: Root = "artifacts"
-) -> None:
-    """List artifacts, newest first."""
-    from rich.table import Table
-
-    from lmpipe.artifacts.lookup import list_manifests
-    from lmpipe.artifacts.store import Store
-    from lmpipe.artifacts.tombstone import when_collected
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("stage", "id", "finished", "seconds", "objects", "bytes"):
-        table.add_column(column, no_wrap=True)
-    opened = Store(store)
-    for manifest in list_manifests(opened, stage or None):
-        num_bytes = f"{sum(file.bytes for file in manifest.outputs):,}"
-        table.add_row(
-            manifest.stage,
-            manifest.id,
-            manifest.provenance.finished[:19],
-            f"{manifest.provenance.seconds:.1f}",
-            str(len(manifest.outputs)),
-            "gone" if when_collected(opened, manifest) else num_bytes,
-        )
-    Console().print(table)
-
-
-@app.command()
-def show(
-    artifact: Annotated[
-        str, typer.Argument(help="Start of an id, stage/id, or a stage: its newest.")
-    ],
-    store: Root = "artifacts",
-) -> None:
-    """Print an artifact's manifest."""
-    from lmpipe.artifacts.lookup import find_by_prefix
-    from lmpipe.artifacts.store import Store
-
-    manifest = find_by_prefix(Store(store), artifact)
-    Console().print_json(manifest.model_dump_json())
-
-
-@app.command()
-def diff(
-    old: Annotated[str, typer.Argument(help="Start of an id.")],
-    new: Annotated[str, typer.Argument(help="Start of an id.")],
-    store: Root = "artifacts",
-) -> None:
-    """Print the config fields, inputs and metrics in which two artifacts differ."""
-    from lmpipe.artifacts.lookup import difference, find_by_prefix, manifest_fields
-    from lmpipe.artifacts.store import Store
-
-    opened = Store(store)
-    a, b = find_by_prefix(opened, old), find_by_prefix(opened, new)
-    console = Console()
-    console.print(f"{a.stage}/{a.id} → {b.stage}/{b.id}", highlight=False)
-    found = difference(manifest_fields(a), manifest_fields(b))
-    for change in found + difference(_metrics(a.metrics), _metrics(b.metrics)):
-        console.print(f"  {change}", markup=False, highlight=False)
-    if a.digest == b.digest:
-        console.print("  content is the same")
-
-
-@app.command()
-def verify(
-    artifact: Annotated[str, typer.Argument(help="Start of an id; empty: all.")] = "",
-    store: Root = "artifacts",
-) -> None:
-    """Hash every object again and list what is lost or changed."""
-    from lmpipe.artifacts.lookup import find_by_prefix, list_manifests
-    from lmpipe.artifacts.store import Store
-    from lmpipe.artifacts.tombstone import when_collected
-    from lmpipe.artifacts.types import Artifact
-
-    opened = Store(store)
-    manifests = [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened)
-    console, bad = Console(), 0
-    collected = [manifest for manifest in manifests if when_collected(opened, manifest)]
-    for manifest in (manifest for manifest in manifests if manifest not in collected):
-        wrong = Artifact(opened, manifest).corrupt()
-        bad += len(wrong)
-        for name in wrong:
-            console.print(f"[red]BAD[/] {manifest.stage}/{manifest.id} {name}", highlight=False)
-    gone = f", {len(collected)} collected by gc" if collected else ""
-    console.print(f"{len(manifests)} artifacts, {bad} bad objects{gone}", highlight=False)
-    if bad:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -386,10 +214,6 @@ def _page_of(store: Any, steps: list[dict[str, Any]]) -> Any:
         if entry is not None and not when_collected(store, entry[0]):
             return Report(store, entry[0])
     return None
-
-
-def _metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {f"metric.{name}": value for name, value in metrics.items()}
 
 
 def main() -> None:
