@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -29,9 +30,21 @@ def run_benchmark(console: Console, name: str, to: Path | None, options: list[st
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no benchmark {name!r}{hint} Known: {', '.join(known)}")
-    rows: list[dict[str, Any]] = importlib.import_module(f"lmpipe.bench.{name}").run(
-        _parsed(options)
-    )
+    module = importlib.import_module(f"lmpipe.bench.{name}")
+    try:
+        rows: list[dict[str, Any]] = module.run(_parsed(options))
+    except ValidationError as error:
+        if error.title != "Options":
+            raise
+        wrong = [f"  {detail['loc'][0]}: {detail['msg']}" for detail in error.errors()]
+        known = [
+            f"  {key}: {field.description or ''}"
+            for key, field in module.Options.model_fields.items()
+        ]
+        raise ConfigError(
+            f"options of `lmpipe bench {name}`, given as --set KEY=VALUE:\n"
+            + "\n".join([*wrong, "known are", *known])
+        ) from error
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in COLUMNS))

@@ -6,7 +6,7 @@ changes bump SCHEMA_VERSION; readers refuse a newer one and say so.
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmpipe.errors import StoreError
 
@@ -99,7 +99,11 @@ class Manifest(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes, url: str) -> "Manifest":
-        """Read a manifest; `url` is named in errors."""
+        """Read a manifest.
+
+        Raises:
+            StoreError: `url` is no manifest, or one of a newer lmpipe.
+        """
         import json
 
         try:
@@ -108,12 +112,23 @@ class Manifest(BaseModel):
             raise StoreError(
                 f"{url} is not JSON: {error}; delete it to rebuild the artifact"
             ) from error
+        if not isinstance(raw, dict):
+            raise StoreError(f"{url} is no manifest; delete it to rebuild the artifact")
         if raw.get("schema_version", 0) > SCHEMA_VERSION:
             raise StoreError(
                 f"{url} has schema {raw['schema_version']}, this lmpipe reads up to "
                 f"{SCHEMA_VERSION}; upgrade lmpipe"
             )
-        return cls.model_validate(raw)
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            wrong = [
+                f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}"
+                for detail in error.errors()
+            ]
+            raise StoreError(
+                f"{url} is no manifest: {'; '.join(wrong)}; delete it to rebuild the artifact"
+            ) from error
 
     def dump(self) -> bytes:
         """Serialise for the store: indented, since people read it."""
