@@ -144,9 +144,14 @@ def deployment(entry: Json, pools: Json, site: Site) -> Json:
 
 
 def default_parameters(entry: Json, site: Site) -> Json:
-    """Return what a form opens with: the file's own values, else the default recipe."""
+    """Return what a form opens with: the file's own values, else the default recipe.
+
+    An empty `store` among the file's values is the site's.
+    """
     if "parameters" in entry:
-        given: Json = entry["parameters"]
+        given: Json = dict(entry["parameters"])
+        if given.get("store") == "":
+            given["store"] = site.store
         return given
     recipe: PipelineConfig = load_recipe(site.recipe)
     if site.store:

@@ -81,6 +81,9 @@ def test_the_default_recipe_names_no_folder_of_the_machine_that_deployed() -> No
         assert recipe["base"] == "flows/recipes"
         assert recipe["store"]["root"] == "s3://bucket/lm"
         assert str(INSTALLATION) not in str(recipe)
+    (house,) = [e for e in FILE["deployments"] if e["name"] == "housekeeping"]
+    assert default_parameters(house, Site(store="s3://bucket/lm"))["store"] == "s3://bucket/lm"
+    assert default_parameters(house, Site())["store"] == ""
 
 
 def test_containers_pull_from_the_image_and_processes_from_the_folder() -> None:
