@@ -7,6 +7,7 @@ from typing import Any
 from lmpipe.alignment.config import AlignmentConfig
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.types import Checkpoint
+from lmpipe.benchmarks.contamination import FILE, ContaminationRecord, record_in
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 
@@ -21,11 +22,13 @@ def run_alignment(
     out: Output[Checkpoint],
     runtime: Runtime,
     job: dict[str, Any],
+    contamination: ContaminationRecord | None = None,
 ) -> Checkpoint:
     """Run `entry` in every rank, resuming from an earlier attempt's checkpoint if there is one.
 
     Rank 0 leaves the artifact's files in the job's result folder. They enter the artifact under the
-    same names; curves hold timings, so their bytes do not count for the content.
+    same names; curves hold timings, so their bytes do not count for the content. What the policy's
+    data held of the benchmarks goes on with it, unless `contamination` says more.
     """
     import pyarrow.parquet as pq
 
@@ -51,4 +54,7 @@ def run_alignment(
                 out.set_rows(name, pq.read_metadata(path).num_rows)
     for name, value in metrics.items():
         out.metric(name, value)
+    contamination = contamination or record_in(policy)
+    out.write_json(FILE, contamination.dump())
+    out.metric("contamination", contamination.summary())
     return out.commit()

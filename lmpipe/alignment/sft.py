@@ -14,6 +14,15 @@ from lmpipe.alignment.packing import Overflow
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Source
+from lmpipe.benchmarks.contamination import (
+    ACCEPT_DESCRIPTION,
+    FILE,
+    LIMIT_DESCRIPTION,
+    check,
+    merge,
+    record_in,
+    record_of_files,
+)
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
 
@@ -32,6 +41,8 @@ class SftConfig(AlignmentConfig):
         "error", description="What happens to a conversation longer than a row."
     )
     learning_rate: float = Field(1e-3, gt=0, le=1, description="Peak learning rate of AdamW.")
+    max_contaminated_fraction: float = Field(0.0, ge=0, le=1, description=LIMIT_DESCRIPTION)
+    accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
 
 
 @stage(version=1, kind="statistical")
@@ -43,11 +54,27 @@ def sft(
     *,
     runtime: Runtime,
 ) -> Checkpoint:
-    """Fine-tune on conversations; held-out reward is measured before, during and after."""
+    """Fine-tune on conversations; held-out reward is measured before, during and after.
+
+    A source of conversations brings its own contamination.json (`lmpipe contamination` writes it);
+    the task's generator draws numbers and needs none.
+
+    Raises:
+        ConfigError: there is nothing to learn from.
+        InputError: the conversations have no contamination report, or are over the limit.
+    """
     from lmpipe.alignment.launch import run_alignment
 
     if config.num_examples == 0 and conversations is None:
         raise ConfigError("sft has nothing to learn: set num_examples or give it conversations")
-    paths = [conversations.local(name) for name in conversations.names()] if conversations else []
+    contamination = record_in(base)
+    names: list[str] = []
+    if conversations:
+        own = record_of_files(conversations)
+        checked = check(own, config.max_contaminated_fraction, config.accept_contamination, "sft")
+        contamination = merge([contamination, checked])
+        names = [name for name in conversations.names() if name.rsplit("/", 1)[-1] != FILE]
+    paths = [conversations.local(name) for name in names] if conversations else []
     job = {"conversations": [str(path) for path in paths]}
-    return run_alignment("lmpipe.alignment.sft_rank:main", config, base, out, runtime, job)
+    entry = "lmpipe.alignment.sft_rank:main"
+    return run_alignment(entry, config, base, out, runtime, job, contamination)

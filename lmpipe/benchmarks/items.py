@@ -157,8 +157,8 @@ def _text(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
 
 
 def _asked(question: str, answer: str) -> tuple[tuple[str, str], ...]:
-    """The question with its answer, and the question alone: a page may answer in other words."""
-    return (("item", f"{question} {answer}"), ("question", question))
+    """The question with its answer, and each alone: a page may hold one without the other."""
+    return (("item", f"{question} {answer}"), ("question", question), ("answer", answer))
 
 
 _SHAPES: tuple[tuple[tuple[str, ...], Reader], ...] = (

@@ -28,12 +28,12 @@ OVERLAP_SCHEMA = pa.schema(
         pa.field("part", pa.string(), nullable=False),
         pa.field("share", pa.float64(), nullable=False),
         pa.field("action", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("end", pa.int64(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
     ]
 )
 EXCERPT_BYTES = 400
-MAX_PLANTED = 64
-FILLER = "the weather in the harbour stayed as grey as anyone there could remember"
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,14 @@ class Flag:
         document: number over all shards.
         part: number of the item's text in the index that the document holds most of.
         share: share of that text's n-grams that the document holds, boilerplate not counted.
+        shares: the same of each of the item's texts that the document holds any of, by label.
         spans: bytes of the document's text that hold any of the item's texts, merged.
     """
 
     document: int
     part: int
     share: float
+    shares: dict[str, float]
     spans: tuple[tuple[int, int], ...]
 
 
@@ -149,14 +151,16 @@ def flag_documents(
                 )
                 boilerplate[index.parts[part].item.name] = (part, int(most))
     best: dict[tuple[int, str], tuple[float, int]] = {}
+    shares: dict[tuple[int, str], dict[str, float]] = {}
     for (document, part), number in found.items():
         share = number / index.parts[part].num_grams
         item = (document, index.parts[part].item.name)
+        shares.setdefault(item, {})[index.parts[part].label] = share
         if share >= config.min_share and (share, -part) > best.get(item, (-1.0, 0)):
             best[item] = (share, -part)
     spans = _spans(hits[counts[hits["gram"]]], index, best.keys())
     flags = [
-        Flag(document, -part, share, spans[document, item])
+        Flag(document, -part, share, shares[document, item], spans[document, item])
         for (document, item), (share, part) in best.items()
     ]
     flags.sort(key=lambda flag: (flag.document, -flag.share, flag.part))
@@ -182,53 +186,53 @@ def _spans(
     return {key: tuple(spans) for key, spans in merged.items()}
 
 
-def find_planted(index: NgramIndex, config: "DecontaminateConfig") -> tuple[int, list[str]]:
-    """Hide items in filler, in capitals and with other punctuation; return how many, and the lost.
+def report(index: NgramIndex, findings: Findings, remaining: Collection[int]) -> dict[str, Any]:
+    """Return what training and evaluation need to know, benchmark by benchmark.
 
-    Items that hold n-grams of their benchmark's template are not planted: they flag less by design.
+    An item is `found` if a document held it, and `dirty` if a document still does, `unsure` if only
+    boilerplate met it, `unchecked` if it is too short to be looked for; else it is clean.
+
+    Args:
+        remaining: the flagged documents that were neither removed nor cut.
     """
-    template = index.num_owning_items > config.template_items
-    checked = [
-        number
-        for number, part in enumerate(index.parts)
-        if part.is_checked and not template[index.grams_of(number)].any()
-    ]
-    chosen = checked[:: max(1, len(checked) // MAX_PLANTED)][:MAX_PLANTED]
-    texts = []
-    for number in chosen:
-        part = index.parts[number]
-        words = dict(part.item.contaminating)[part.label].split()
-        texts.append(f"{FILLER}. «{' , '.join(words).swapcase()}»! {FILLER}.")
-    alone = config.model_copy(update={"boilerplate_documents": 0})
-    flags, _ = flag_documents(scan_texts(index, texts, 0), index, alone)
-    found = {(flag.document, index.parts[flag.part].item.name) for flag in flags}
-    lost = [
-        index.parts[number].item.name
-        for place, number in enumerate(chosen)
-        if (place, index.parts[number].item.name) not in found
-    ]
-    return len(chosen), lost
-
-
-def report(index: NgramIndex, findings: Findings) -> dict[str, Any]:
-    """Return what evaluation needs: each benchmark's dirty items, and what was not looked for."""
     benchmarks: dict[str, Any] = {}
+    parts = index.parts
+    checked = {part.item.name for part in parts if part.is_checked}
     for row in findings.table():
         benchmarks[row["benchmark"]] = {
             **{key.replace(" ", "_"): value for key, value in row.items() if key != "benchmark"},
-            "dirty": {},
-            "boilerplate": {},
+            "found": {},
+            "dirty": [],
+            "unsure": {},
+            "unchecked": sorted(
+                {
+                    part.item.index
+                    for part in parts
+                    if part.item.benchmark == row["benchmark"] and part.item.name not in checked
+                }
+            ),
         }
     for flag in findings.flags:
-        item = index.parts[flag.part].item
-        dirty = benchmarks[item.benchmark]["dirty"]
-        entry = dirty.setdefault(str(item.index), {"documents": 0, "share": 0.0})
+        item = parts[flag.part].item
+        found = benchmarks[item.benchmark]["found"]
+        entry = found.setdefault(str(item.index), {"documents": 0, "remaining": 0, "shares": {}})
         entry["documents"] += 1
-        entry["share"] = max(entry["share"], round(flag.share, 6))
+        entry["remaining"] += flag.document in remaining
+        for label, share in flag.shares.items():
+            entry["shares"][label] = max(entry["shares"].get(label, 0.0), round(share, 6))
+    for benchmark in benchmarks.values():
+        benchmark["dirty"] = sorted(
+            int(number) for number, entry in benchmark["found"].items() if entry["remaining"]
+        )
     for part, most in findings.boilerplate.items():
-        item = index.parts[part].item
-        benchmarks[item.benchmark]["boilerplate"][str(item.index)] = {"documents": most}
-    return {"benchmarks": benchmarks}
+        item = parts[part].item
+        benchmarks[item.benchmark]["unsure"][str(item.index)] = {"documents": most}
+    return {
+        "documents": int(findings.bounds[-1]),
+        "flagged_documents": len({flag.document for flag in findings.flags}),
+        "contaminated_documents": len(remaining),
+        "benchmarks": benchmarks,
+    }
 
 
 def store_flags(out: Output[Any], findings: Findings, keys: list[str]) -> dict[str, str]:
@@ -260,7 +264,8 @@ class Remover:
     Attributes:
         removed: rows for the ledger.
         overlaps: rows of OVERLAP_SCHEMA.
-        num_cut: documents that lost lines and stay.
+        num_cut: documents that lost lines or spans and stay.
+        remaining: rows of flagged documents that stay as they are.
     """
 
     def __init__(self, flags: bytes, config: "DecontaminateConfig") -> None:
@@ -272,21 +277,24 @@ class Remover:
         self.removed: list[dict[str, Any]] = []
         self.overlaps: list[dict[str, Any]] = []
         self.num_cut = 0
+        self.remaining: list[int] = []
 
     def apply(self, batch: pa.RecordBatch) -> pa.Table:
-        """Return the batch without flagged documents, or without their flagged lines."""
+        """Return the batch as the policy wants it: documents gone, texts cut, or all as it was."""
         flagged = [row for row in self._of_row if self._first <= row < self._first + batch.num_rows]
         keep = np.ones(batch.num_rows, np.bool)
         texts: dict[int, str] = {}
         for row in flagged:
             place = row - self._first
             text = batch.column("text")[place].as_py()
-            rest = self._cut(text, self._of_row[row])
-            if rest is None:
+            action, rest = self._treat(text, self._of_row[row])
+            if action == "removed":
                 keep[place] = False
-            else:
+            elif action == "cut":
                 texts[place] = rest
-            self._note(batch, place, self._of_row[row], text.encode(), rest is None)
+            else:
+                self.remaining.append(row)
+            self._note(batch, place, self._of_row[row], text.encode(), action)
         self._first += batch.num_rows
         table = pa.Table.from_batches([batch])
         if texts:
@@ -298,20 +306,17 @@ class Remover:
         self.num_cut += len(texts)
         return table.filter(pa.array(keep))
 
-    def _cut(self, text: str, flags: list[dict[str, Any]]) -> str | None:
-        """Return the text without the lines that overlap a span; None: the document goes."""
+    def _treat(self, text: str, flags: list[dict[str, Any]]) -> tuple[str, str]:
+        """Return what becomes of a flagged document: removed, cut or kept, and its text then."""
+        if self._config.remove == "nothing":
+            return "kept", text
         if self._config.remove == "document":
-            return None
-        spans = [span for flag in flags for span in flag["spans"]]
-        lines, at = [], 0
-        for line in text.encode().split(b"\n"):
-            end = at + len(line)
-            if not any(start < end and stop > at for start, stop in spans):
-                lines.append(line)
-            at = end + 1
-        rest = b"\n".join(lines).decode()
+            return "removed", ""
+        spans = merge_spans([tuple(span) for flag in flags for span in flag["spans"]])
+        cut = cut_lines if self._config.remove == "paragraph" else cut_spans
+        rest = cut(text, spans)
         few = hash_words([rest]).counts[0] < max(1, self._config.min_remaining_words)
-        return None if few else rest
+        return ("removed", "") if few else ("cut", rest)
 
     def _note(
         self,
@@ -319,10 +324,10 @@ class Remover:
         place: int,
         flags: list[dict[str, Any]],
         text: bytes,
-        removed: bool,
+        action: str,
     ) -> None:
         best, id_ = flags[0], batch.column("id")[place].as_py()
-        if removed:
+        if action == "removed":
             self.removed.append(
                 removal(
                     id_,
@@ -334,19 +339,52 @@ class Remover:
                     url=batch.column("url")[place].as_py(),
                 )
             )
-        for flag in flags:
-            start, end = flag["spans"][0]
-            self.overlaps.append(
-                {
-                    "id": id_,
-                    "benchmark": flag["benchmark"],
-                    "item": flag["item"],
-                    "part": flag["part"],
-                    "share": flag["share"],
-                    "action": "removed" if removed else "cut",
-                    "text": text[start : min(end, start + EXCERPT_BYTES)].decode(errors="ignore"),
-                }
-            )
+        self.overlaps += [
+            {
+                "id": id_,
+                "benchmark": flag["benchmark"],
+                "item": flag["item"],
+                "part": flag["part"],
+                "share": flag["share"],
+                "action": action,
+                "start": start,
+                "end": end,
+                "text": text[start : min(end, start + EXCERPT_BYTES)].decode(errors="ignore"),
+            }
+            for flag in flags
+            for start, end in flag["spans"]
+        ]
+
+
+def merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans in order, those that touch as one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def cut_lines(text: str, spans: list[tuple[int, int]]) -> str:
+    """Return the text without the lines that overlap a span of its bytes."""
+    lines, at = [], 0
+    for line in text.encode().split(b"\n"):
+        end = at + len(line)
+        if not any(start < end and stop > at for start, stop in spans):
+            lines.append(line)
+        at = end + 1
+    return b"\n".join(lines).decode()
+
+
+def cut_spans(text: str, spans: list[tuple[int, int]]) -> str:
+    """Return the text without some spans of its bytes, which begin and end at words."""
+    data, pieces, at = text.encode(), [], 0
+    for start, end in spans:
+        pieces.append(data[at:start])
+        at = end
+    return b"".join([*pieces, data[at:]]).decode()
 
 
 def write_overlaps(shard: ShardOutput, key: str, rows: list[dict[str, Any]]) -> None:

@@ -10,11 +10,12 @@ not count. What would flag innocent documents is left out, and said so in the re
   The price is that an item leaked that often would pass, so such items are listed under
   `boilerplate` in contamination.json for a human to look at, and dedup comes before this stage.
 
-Flagged documents are removed, or lose the paragraphs that hold an item. Each leaves its evidence in
-`overlaps/`: which item, which share of it, which words.
+Flagged documents are removed, or lose the lines or the spans that hold an item, or are reported
+and stay. Each leaves its evidence in `overlaps/`: which item, which share of it, which bytes.
+contamination.json says what is left, item by item; training's gate and evaluation read it.
 
-A positive control runs every time: items from the benchmarks, in capitals and with other
-punctuation, are hidden in filler text and must all be found, else the stage fails.
+A control runs every time (see contamination_control.py): items hidden in real documents, verbatim
+and in capitals with other punctuation, must all be found; short items and templates must not.
 
 Two passes: scan where indexed n-grams are, shard by shard; then decide over all shards and filter.
 
@@ -56,15 +57,17 @@ class DecontaminateConfig(StageConfig):
     boilerplate_documents: int = Field(
         10, ge=0, description="N-grams of more documents than this flag nothing; 0: no such limit."
     )
-    remove: Literal["document", "paragraph"] = Field(
-        "document", description="Remove the document, or only its lines that hold an item."
+    remove: Literal["document", "paragraph", "span", "nothing"] = Field(
+        "document",
+        description="What goes: the document, its lines that hold an item, the words of the item "
+        "alone, or nothing (the report says what it would be).",
     )
     min_remaining_words: int = Field(
-        20, ge=0, description="A document with fewer words left after cutting lines is removed."
+        20, ge=0, description="A document with fewer words left after a cut is removed."
     )
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def decontaminate(
     out: Output[Documents],
     config: DecontaminateConfig,
@@ -76,7 +79,7 @@ def decontaminate(
     """Remove what holds evaluation items; write contamination.json and the evidence.
 
     Raises:
-        InputError: no item can be looked for, the positive control fails, or nothing is kept.
+        InputError: no item can be looked for, the control fails, or nothing is kept.
     """
     from lmpipe.curation.contamination import decide, report, store_flags
     from lmpipe.curation.word_hashes import enough_workers
@@ -84,8 +87,8 @@ def decontaminate(
     from lmpipe.documents.read import count_documents, shard_names
 
     index = _index(config, benchmarks)
-    out.metric("control", _control(out, index, config))
     names = {Path(name).stem: name for name in shard_names(documents)}
+    out.metric("control", _control(out, index, config, documents))
     runtime = enough_workers(runtime, count_documents(documents))
     scan = partial(
         scan_shard, config=config, documents=documents, names=names, benchmarks=benchmarks
@@ -101,9 +104,17 @@ def decontaminate(
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("decontaminate", num_input, num_kept, gather_parts(out, list(names)))
     warn_of_low_yield(out, "decontaminate", num_input, num_kept, runtime)
-    out.write_json("contamination.json", report(index, findings))
+    remaining = {
+        first + row
+        for record, first in zip(records, findings.bounds[:-1].tolist(), strict=True)
+        for row in record.info["remaining"]
+    }
+    summary = report(index, findings, remaining)
+    out.write_json("contamination.json", summary)
+    out.metric("flagged", summary["flagged_documents"])
+    out.metric("contaminated", summary["contaminated_documents"])
     _report(out, config, findings, records, num_input)
-    warn_of_contamination(out, num_input, num_input - num_kept, runtime)
+    warn_of_contamination(out, num_input, summary["flagged_documents"], runtime)
     if num_kept == 0:
         raise InputError(
             f"decontaminate kept none of {num_input} documents: is the training text the benchmark?"
@@ -157,6 +168,7 @@ def filter_shard(
     write_part(shard, key, remover.removed)
     write_overlaps(shard, key, remover.overlaps)
     shard.counts.update({"kept": writer.num_rows, "cut": remover.num_cut})
+    shard.info["remaining"] = remover.remaining
 
 
 def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":
@@ -174,29 +186,37 @@ def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":
 
 
 def _control(
-    out: Output[Documents], index: "NgramIndex", config: DecontaminateConfig
-) -> dict[str, int]:
-    """Hide items in filler text and require that each is found.
+    out: Output[Documents], index: "NgramIndex", config: DecontaminateConfig, documents: Documents
+) -> dict[str, float]:
+    """Hide items, and what must not flag, in real documents; require that the search tells them.
 
     Raises:
-        InputError: one is not found.
+        InputError: an item is not found, or none can be planted.
     """
-    from lmpipe.curation.contamination import find_planted
+    from lmpipe.curation.contamination_control import real_texts, run_control
 
-    planted, lost = find_planted(index, config)
-    if planted == 0:
+    control = run_control(index, config, real_texts(documents))
+    if control.planted == 0:
         raise InputError(
             f"every item holds n-grams of over template_items={config.template_items} items: "
             "nothing could be told apart; raise it"
         )
-    if lost:
+    if control.lost:
         message = (
-            f"decontaminate's positive control: {len(lost)} of {planted} planted items were not "
-            f"found, {lost[0]} among them"
+            f"decontaminate's positive control: {len(control.lost)} of {control.planted} planted "
+            f"items were not found, {control.lost[0]} among them"
         )
-        out.alarm("curation.contamination", message, planted=planted, lost=len(lost))
+        out.alarm(
+            "curation.contamination", message, planted=control.planted, lost=len(control.lost)
+        )
         raise InputError(message)
-    return {"planted": planted, "found": planted}
+    if control.false:
+        out.log(
+            f"decontaminate's control: {len(control.false)} of {control.negatives} texts that hold "
+            f"no whole item were flagged, by {control.false[0]} among others",
+            level="warning",
+        )
+    return control.figures()
 
 
 def _report(
@@ -223,15 +243,15 @@ def _report(
             )
 
 
-def warn_of_contamination(out: Emitter, num_input: int, num_removed: int, runtime: Runtime) -> None:
+def warn_of_contamination(out: Emitter, num_input: int, num_flagged: int, runtime: Runtime) -> None:
     """Raise an alarm if a larger share of the documents holds items than the run expects."""
     limit = runtime.alarm_contaminated_fraction
-    if num_removed > limit * num_input:
+    if num_flagged > limit * num_input:
         out.alarm(
             "curation.contamination",
-            f"{num_removed} of {num_input} documents hold evaluation items, over "
+            f"{num_flagged} of {num_input} documents hold evaluation items, over "
             f"runtime.alarm_contaminated_fraction={limit:g}: look at overlaps/",
             documents=num_input,
-            removed=num_removed,
+            flagged=num_flagged,
             limit=limit,
         )

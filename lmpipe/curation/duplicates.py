@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.store import Store
-from lmpipe.curation.minhash import Clusters, HashFamily, band_keys, choose_keepers, signatures
+from lmpipe.curation.clusters import Clusters
+from lmpipe.curation.minhash import HashFamily, band_keys, choose_keepers, signatures
 from lmpipe.curation.word_hashes import hash_words
 
 if TYPE_CHECKING:

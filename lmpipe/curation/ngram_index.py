@@ -5,6 +5,9 @@ hash, of the whole. The scan rolls one hash of each needed length over the train
 it up in a bit filter first and by bisection then, so that its time depends on the number of
 lengths (1 to 13) and hardly on the number of items.
 
+An answer alone is looked for only if it has n words: a shorter one ("the force of gravity on it")
+is ordinary language without its question, with which it is looked for anyway.
+
 Two texts with equal 64-bit hashes are taken as equal. For 10^6 item n-grams against 10^9 words of
 training text a wrong match has a chance of 10^6 · 10^9 / 2^64, under one in ten thousand.
 """
@@ -64,7 +67,8 @@ class NgramIndex:
         texts = [(item, label, text) for item in items for label, text in item.contaminating]
         words = hash_words([text for _, _, text in texts])
         counts = words.counts
-        lengths = np.where(counts >= min_words, np.minimum(counts, ngram), 0)
+        least = np.array([ngram if label == "answer" else min_words for _, label, _ in texts])
+        lengths = np.where(counts >= least, np.minimum(counts, ngram), 0)
         hashes: list[NDArray[np.uint64]] = []
         numbers: list[NDArray[np.int64]] = []
         num_grams = np.zeros(len(texts), np.int64)

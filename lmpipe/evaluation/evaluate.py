@@ -75,13 +75,21 @@ def evaluate(
 ) -> Scores:
     """Score `checkpoint` on the tasks; write scores, facts of the tasks, and every answer."""
     os.environ.update(LIBRARY_SETTINGS)  # read when the libraries are imported, just below
-    from lmpipe.evaluation.harness import run_tasks, task_config
+    from lmpipe.benchmarks.contamination import record_in
+    from lmpipe.evaluation.flags import clean_scores, flag_samples
+    from lmpipe.evaluation.harness import run_tasks, task_config, task_file
 
     model = _load(out, checkpoint, runtime)
     with out.scratch(runtime) as scratch:
         configs = [task_config(name, benchmarks, scratch) for name in config.tasks]
         results = run_tasks(model, configs, config.limit)
+    record, flags = record_in(checkpoint), {}
     for name, result in results.items():
+        counts = flag_samples(record, task_file(name), result.samples)
+        clean = clean_scores(result.samples, list(result.scores))
+        flags[name] = {"items": counts, "clean": clean}
+        if counts.get("dirty"):
+            out.log(f"{counts['dirty']} items of {name} were in the training data", "warning")
         lines = [json.dumps(sample, ensure_ascii=False) for sample in result.samples]
         out.write_bytes(f"samples/{name}.jsonl", ("\n".join(lines) + "\n").encode())
         out.set_rows(f"samples/{name}.jsonl", len(lines))
@@ -89,6 +97,8 @@ def evaluate(
             out.metric(f"{name}/{metric}", score["value"])
     out.write_json("scores.json", {name: result.scores for name, result in results.items()})
     out.write_json("tasks.json", {name: result.facts for name, result in results.items()})
+    out.write_json("contamination_flags.json", flags)
+    out.metric("contamination", {name: entry["items"] for name, entry in flags.items()})
     out.metric("split_joins", model.num_split_joins)
     out.table(
         "scores",

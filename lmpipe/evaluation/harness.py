@@ -57,6 +57,12 @@ def task_config(name: str, benchmarks: Source, cache: Path) -> JsonObject:
     return config
 
 
+def task_file(name: str) -> str:
+    """Return the name of the file that holds a task's items."""
+    config: JsonObject = yaml.safe_load((TASK_FOLDER / f"{name}.yaml").read_text("utf-8"))
+    return str(config["dataset_kwargs"]["data_files"][config["test_split"]])
+
+
 def run_tasks(model: LM, configs: Sequence[JsonObject], limit: int) -> dict[str, TaskResult]:
     """Evaluate `model`; `limit` items a task, 0 for all."""
     tasks = TaskManager(include_defaults=False).load(list(configs))

@@ -78,6 +78,9 @@ class Runtime(BaseModel):
     alarm_loss_steps: int = Field(
         64, ge=8, le=10_000, description="Steps that a loss is compared to; one alarm in as many."
     )
+    sort_memory_mb: int = Field(
+        512, ge=16, le=2**20, description="What one sort or join may hold before it spills to disk."
+    )
     scratch: str = Field("", description="Folder for temporary files; empty: the system's own.")
     locations: dict[str, str] = Field(
         default_factory=dict, description="Where the files of a source lie: file name to URL."

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
+from lmpipe.benchmarks.contamination import ACCEPT_DESCRIPTION, LIMIT_DESCRIPTION
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
@@ -70,6 +71,8 @@ class PretrainConfig(StageConfig):
     max_skipped_in_a_row: int = Field(
         10, ge=0, le=10**6, description="More non-finite steps in a row than this end the run."
     )
+    max_contaminated_fraction: float = Field(0.0, ge=0, le=1, description=LIMIT_DESCRIPTION)
+    accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "PretrainConfig":
@@ -143,7 +146,16 @@ def pretrain(
     *,
     runtime: Runtime,
 ) -> Checkpoint:
-    """Train a model on the shards; a killed run goes on from its newest checkpoint."""
+    """Train a model on the shards; a killed run goes on from its newest checkpoint.
+
+    Raises:
+        InputError: the data have no contamination report, or are over the limit.
+    """
+    from lmpipe.benchmarks.contamination import FILE, check, record_of
+
+    contamination = check(
+        record_of(shards), config.max_contaminated_fraction, config.accept_contamination, "pretrain"
+    )
     config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
     meta = shards.read_json("meta.json")
     with out.scratch(runtime) as scratch, out.previous_checkpoint() as previous:
@@ -170,6 +182,8 @@ def pretrain(
     if figures["validation_loss"] >= figures["unigram_entropy"]:
         out.log("the model predicts no better than token frequencies do; see the curves", "warning")
     out.write_json("meta.json", {"kind": "base", **summary["meta"], **summary["results"]})
+    out.write_json(FILE, contamination.dump())
+    out.metric("contamination", contamination.summary())
     return out.commit()
 
 

@@ -9,9 +9,10 @@ from lmpipe.alignment.dpo import DpoConfig, dpo
 from lmpipe.alignment.grpo import GrpoConfig, grpo
 from lmpipe.alignment.sft import SftConfig, sft
 from lmpipe.artifacts.build import build
+from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store
-from lmpipe.artifacts.types import Checkpoint
-from lmpipe.errors import ConfigError
+from lmpipe.artifacts.types import Checkpoint, Source
+from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime import Runtime
 from tests.alignment.stages import RandomBaseConfig, random_base
 
@@ -150,3 +151,33 @@ def test_configs_refuse_what_cannot_work() -> None:
         SftConfig(task={"min_numbers": 5, "max_numbers": 9, "max_value": 4})
     for config in (SftConfig(), DpoConfig(), GrpoConfig()):
         assert type(config).model_validate(json.loads(config.model_dump_json())) == config
+
+
+def conversations(folder: Path, store: Store, report: dict[str, Any] | None) -> Source:
+    folder.mkdir()
+    messages = [{"role": "user", "content": "Sort: 2 1"}, {"role": "assistant", "content": "1 2"}]
+    (folder / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    if report is not None:
+        (folder / "contamination.json").write_text(json.dumps(report))
+    found = pin("conversations", SourceSpec(paths=("*",)), folder)
+    runtime = Runtime(locations=found.locations)
+    return build(source, found.config, {}, store=store, runtime=runtime)
+
+
+def test_sft_refuses_conversations_without_a_clean_report(
+    base: Checkpoint, store: Store, tmp_path: Path
+) -> None:
+    config = SftConfig(**COMMON, num_examples=0, num_steps=1)
+    found = {"4": {"documents": 1, "remaining": 1, "shares": {"item": 1.0}}}
+    row = {"items": 5, "found": found, "dirty": [4], "unsure": {}, "unchecked": []}
+    dirty = {"documents": 1, "contaminated_documents": 1, "benchmarks": {"gsm": row}}
+    for report, message in ((None, "without a contamination report"), (dirty, "hold items of gsm")):
+        talk = conversations(tmp_path / str(report is None), store, report)
+        with pytest.raises(InputError, match=message):
+            build(sft, config, sft.bind((base, talk)), store=store, runtime=RUNTIME)
+
+
+def test_a_models_record_goes_on_with_it(tuned: Checkpoint, reinforced: Checkpoint) -> None:
+    for model in (tuned, reinforced):
+        assert model.read_json("contamination.json")["reported"] is False  # random_base has none
+        assert model.metrics["contamination"]["reported"] is False

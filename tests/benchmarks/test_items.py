@@ -29,14 +29,14 @@ class Files:
     [
         ({"sentence_good": "He runs.", "sentence_bad": "He run."}, "", "He runs.",
          ["He runs.", "He run."]),
-        ({"query": "Q?", "choices": ["a", "b"], "gold": 1}, "Q?", "b", ["Q? b", "Q?"]),
+        ({"query": "Q?", "choices": ["a", "b"], "gold": 1}, "Q?", "b", ["Q? b", "Q?", "b"]),
         ({"context_options": ["so Ann", "so Bob"], "continuation": "won.", "gold": 0},
          "so Ann", "won.", ["so Ann won."]),
-        ({"question": "Q?", "answer": "A"}, "Q?", "A", ["Q? A", "Q?"]),
+        ({"question": "Q?", "answer": "A"}, "Q?", "A", ["Q? A", "Q?", "A"]),
         ({"context": "Once", "continuation": " more"}, "Once", " more", ["Once more"]),
-        ({"context": "C", "answer": "1", "chain_of_thought": "x"}, "C", "1", ["C 1", "C"]),
+        ({"context": "C", "answer": "1", "chain_of_thought": "x"}, "C", "1", ["C 1", "C", "1"]),
         ({"prompt": "def f", "canonical_solution": "  pass", "test": "t"}, "def f", "  pass",
-         ["def f   pass", "def f"]),
+         ["def f   pass", "def f", "  pass"]),
         ({"text": "anything"}, "", "anything", ["anything"]),
     ],
 )  # fmt: skip

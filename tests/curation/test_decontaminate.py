@@ -1,6 +1,7 @@
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,8 +9,9 @@ import pytest
 
 from lmpipe.artifacts.types import Documents
 from lmpipe.benchmarks.items import EvalItem, parse_item
-from lmpipe.curation import contamination, word_hashes
-from lmpipe.curation.contamination import find_planted, flag_documents, scan_texts
+from lmpipe.curation import contamination_control, word_hashes
+from lmpipe.curation.contamination import flag_documents, scan_texts
+from lmpipe.curation.contamination_control import Control, run_control
 from lmpipe.curation.decontaminate import DecontaminateConfig, decontaminate
 from lmpipe.curation.ngram_index import NgramIndex
 from lmpipe.errors import InputError
@@ -72,18 +74,26 @@ def test_finds_planted_items_whatever_their_case_and_punctuation(bench: Workbenc
     assert gone[id_of("verbatim")]["reasons"] == ["gsm:0"]
     assert gone[id_of("verbatim")]["score"] == 1
     assert 0 < gone[id_of("thirteen")]["score"] < 0.1
-    assert result.metrics["control"] == {"planted": 4, "found": 4}
+    control = result.metrics["control"]
+    assert (control["planted"], control["found"], control["recall"]) == (10, 10, 1.0)
+    assert (control["negatives"], control["flagged_negatives"]) == (3, 0)
 
 
 def test_the_report_names_items_and_the_evidence_quotes_them(bench: Workbench):
     result = run(bench, [{"leak": f"{prose(1)} {QUESTION}", "clean": prose(2)}])
     report = result.read_json("contamination.json")["benchmarks"]
-    assert report["gsm"]["dirty"]["0"]["documents"] == 1
+    assert report["gsm"]["found"]["0"] == {
+        "documents": 1,
+        "remaining": 0,
+        "shares": {"item": pytest.approx((28 - 12) / (28 + 14 - 12), abs=1e-6), "question": 1.0},
+    }
+    assert report["gsm"]["dirty"] == [] and report["gsm"]["unchecked"] == [1]
     assert report["gsm"]["too_short"] == 1 and report["gsm"]["items"] == 2
-    assert report["blimp"]["dirty"] == {}
+    assert report["blimp"]["found"] == {}
     table = pq.read_table(pa.BufferReader(result.read_bytes("overlaps/00000.parquet"))).to_pylist()
     assert {row["id"] for row in table} == {id_of("leak")}
     assert table[0]["text"] == QUESTION and table[0]["action"] == "removed"
+    assert (table[0]["part"], table[0]["end"] - table[0]["start"]) == ("question", len(QUESTION))
     (shown,) = [e["rows"] for e in bench.events if e["type"] == "table"]
     assert [(row["benchmark"], row["documents"]) for row in shown] == [("blimp", 0), ("gsm", 1)]
 
@@ -116,7 +126,7 @@ def test_boilerplate_flags_nothing_and_is_reported(bench: Workbench):
     result = run(bench, [texts])
     assert removed(result) == {}
     report = result.read_json("contamination.json")["benchmarks"]["gsm"]
-    assert report["boilerplate"]["0"]["documents"] == 12
+    assert report["unsure"]["0"]["documents"] == 12
     assert "1 items of gsm occur and flag nothing" in str(bench.events)
     everything = run(bench, [texts | {"clean": prose(60)}], boilerplate_documents=0)
     assert set(kept(everything)) == {id_of("clean")}
@@ -155,9 +165,56 @@ def test_short_items_and_short_texts_flag_nothing():
 
 def test_the_control_notices_a_broken_search(monkeypatch):
     index, config = NgramIndex(items(prose(1, 40), prose(2, 8)), 13, 5), DecontaminateConfig()
-    assert find_planted(index, config) == (4, [])
-    monkeypatch.setattr(contamination, "scan_texts", lambda i, t, f: scan_texts(i, t, f)[:-20])
-    assert set(find_planted(index, config)[1]) == {"set:1"}
+    assert run_control(index, config, [prose(9)]).figures()["recall"] == 1
+    broken = scan_texts
+    monkeypatch.setattr(contamination_control, "scan_texts", lambda i, t, f: broken(i, t, f)[:-20])
+    control = run_control(index, config, [prose(9)])
+    assert set(control.lost) == {"set:1"} and control.figures()["recall"] < 1
+
+
+def test_the_control_notices_what_flags_the_innocent(monkeypatch):
+    shared = [f"{TEMPLATE} {prose(n, 20)}" for n in range(20)]
+    index = NgramIndex(items("Is it so", prose(300, 40), *shared), 13, 5)
+    config = DecontaminateConfig()
+    good = run_control(index, config, [prose(n, 60) for n in range(5)])
+    assert good.negatives > 2 and good.figures()["precision"] == 1
+    monkeypatch.setattr(contamination_control, "_templates", lambda i, c: [prose(300, 40)])
+    bad = run_control(index, config, [prose(n, 60) for n in range(40, 45)])
+    assert bad.false == ["set:1"] and bad.figures()["precision"] < 1
+
+
+def test_documents_that_hold_an_item_host_no_plants():
+    index = NgramIndex(items(prose(1, 40)), 13, 5)
+    leaked = f"{prose(5)} {prose(1, 40)}"
+    control = run_control(index, DecontaminateConfig(), [leaked, prose(6)])
+    assert control.false == [] and control.negatives == 1  # the answer, too short
+    assert run_control(index, DecontaminateConfig(), [leaked]).lost == []  # filler serves
+
+
+def test_reports_only_or_cuts_the_words_of_the_item_alone(bench: Workbench):
+    text = {"leak": f"{prose(1)} – {QUESTION}! {prose(2)} ü", "clean": prose(3)}
+    told = run(bench, [text], remove="nothing")
+    assert removed(told) == {} and kept(told)[id_of("leak")] == text["leak"]
+    report = told.read_json("contamination.json")
+    assert (report["documents"], report["contaminated_documents"]) == (2, 1)
+    assert report["benchmarks"]["gsm"]["dirty"] == [0]
+    assert told.metrics["contaminated"] == 1
+    cut = run(bench, [text], remove="span")
+    assert kept(cut)[id_of("leak")] == f"{prose(1)} – ! {prose(2)} ü"
+    assert cut.read_json("contamination.json")["benchmarks"]["gsm"]["dirty"] == []
+    assert cut.metrics["contaminated"] == 0 and cut.metrics["flagged"] == 1
+
+
+def test_an_answer_without_its_question_is_found_if_it_is_long_enough(bench: Workbench):
+    texts = {"answer": f"{prose(7)} {ANSWER} {prose(8)}", "clean": prose(9)}
+    found = run(bench, [texts]).read_json("contamination.json")["benchmarks"]["gsm"]["found"]
+    assert found["0"]["shares"]["answer"] == 1 and "question" not in found["0"]["shares"]
+    short = [
+        parse_item("set", 0, json.dumps({"question": prose(1, 30), "answer": prose(2, 8)}), "")
+    ]
+    index = NgramIndex(short, 13, 5)
+    hits = scan_texts(index, [f"{prose(3)} {prose(2, 8)} {prose(4)}"], 0)
+    assert not flag_documents(hits, index, DecontaminateConfig())[0]
 
 
 def test_benchmarks_that_can_never_match_are_an_error(bench: Workbench):
@@ -207,7 +264,7 @@ def test_more_contamination_than_the_run_allows_raises_an_alarm(bench: Workbench
     (alarm,) = alarms(bench)
     assert alarm["name"] == "curation.contamination"
     assert "2 of 10 documents hold evaluation items" in str(alarm["message"])
-    assert alarm["values"] == {"documents": 10, "removed": 2, "limit": 0.05}
+    assert alarm["values"] == {"documents": 10, "flagged": 2, "limit": 0.05}
 
 
 def test_no_alarm_at_the_limit_and_the_limit_changes_no_id(bench: Workbench, new_bench):
@@ -222,9 +279,34 @@ def test_no_alarm_at_the_limit_and_the_limit_changes_no_id(bench: Workbench, new
 
 
 def test_a_lost_positive_control_raises_an_alarm_and_stops(bench: Workbench, monkeypatch):
-    monkeypatch.setattr(contamination, "find_planted", lambda index, config: (4, ["gsm/1"]))
+    lossy = Control(planted=4, lost=["gsm:1"])
+    monkeypatch.setattr(contamination_control, "run_control", lambda *args: lossy)
     with pytest.raises(InputError, match="1 of 4 planted items were not found"):
         run(bench, [{"a": prose(1)}])
     (alarm,) = alarms(bench)
     assert alarm["name"] == "curation.contamination"
     assert alarm["values"] == {"planted": 4, "lost": 1}
+
+
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
+
+
+def gsm8k(split: str) -> list[str]:
+    rows = map(json.loads, (GSM8K / f"{split}.jsonl").read_text().splitlines())
+    return [f"{row['question']}\n{row['answer']}" for row in rows]
+
+
+def test_gsm8k_training_problems_are_clean_and_merged_test_items_are_exactly_those_found(
+    bench: Workbench,
+):
+    source = bench.files("gsm", gsm8k__jsonl=(GSM8K / "test.jsonl").read_text())
+    train = {f"train{n}": text for n, text in enumerate(gsm8k("train"))}
+    config = DecontaminateConfig(min_share=1.0)
+    clean = bench.run(decontaminate, config, bench.run(given, shards(train)), source)
+    assert removed(clean) == {} and len(kept(clean)) == 120
+    leaked = {f"test{n}": text for n, text in enumerate(gsm8k("test")) if n % 4 == 0}
+    merged = bench.run(given, shards({**train, **leaked}))
+    found = removed(bench.run(decontaminate, config, merged, source))
+    assert set(found) == {id_of(key) for key in leaked}
+    for key in leaked:
+        assert found[id_of(key)]["reasons"] == [f"gsm8k:{key.removeprefix('test')}"]

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from lmpipe.curation.minhash import (
-    Clusters,
     HashFamily,
     band_keys,
     choose_keepers,
@@ -77,17 +76,6 @@ def test_bands_use_every_minimum():
 def test_bands_with_the_same_minima_have_different_keys():
     keys = band_keys(np.zeros((1, 16), np.uint32), 2)
     assert keys[0, 0] != keys[1, 0]
-
-
-def test_clusters_join_chains_whatever_the_order():
-    one, two = Clusters(6), Clusters(6)
-    first = (np.array([5, 5, 9], np.uint64), np.array([4, 1, 2]))
-    second = (np.array([3, 8, 3], np.uint64), np.array([1, 0, 5]))
-    for keys, members in (first, second):
-        one.join_equal(keys, members)
-    for keys, members in (second, first):
-        two.join_equal(keys[::-1], members[::-1])
-    assert one.roots().tolist() == two.roots().tolist() == [0, 1, 2, 3, 1, 1]
 
 
 def test_a_chain_does_not_remove_what_hardly_resembles_the_keeper():

@@ -32,6 +32,14 @@ CLOZE = [
 ]  # fmt: skip
 
 
+RECORD = {
+    "reported": True,
+    "benchmarks": {
+        "blimp": {"items": 8, "documents": 1, "dirty": [1], "unsure": [2], "unchecked": [3]}
+    },
+}
+
+
 class LlamaConfig(StageConfig):
     """Stands for a training stage's config."""
 
@@ -42,6 +50,7 @@ class LlamaConfig(StageConfig):
 def llama(out: Output[Checkpoint], config: LlamaConfig, *, runtime: Runtime) -> Checkpoint:
     """Publish a folder as a checkpoint."""
     out.put_dir("model", Path(config.folder))
+    out.write_json("contamination.json", RECORD)
     return out.commit()
 
 
@@ -97,6 +106,20 @@ def test_accuracy_and_its_error_follow_from_the_stored_log_likelihoods(scores: S
     assert scores.read_json("scores.json")["blimp"]["acc"] == {
         "value": pytest.approx(mean), "stderr": pytest.approx(error), "n": len(PAIRS)
     }  # fmt: skip
+
+
+def test_every_item_says_whether_the_training_data_held_it(scores: Scores) -> None:
+    found = [sample["contamination"] for sample in samples(scores, "blimp")]
+    assert found == ["clean", "dirty", "unsure", "unchecked", *["clean"] * 4]
+    assert {sample["contamination"] for sample in samples(scores, "docs_cloze")} == {"unknown"}
+    flags = scores.read_json("contamination_flags.json")
+    assert flags["blimp"]["items"] == {"clean": 5, "dirty": 1, "unchecked": 1, "unsure": 1}
+    values = [sample["acc"] for sample in samples(scores, "blimp")]
+    clean = [value for value, flag in zip(values, found, strict=True) if flag == "clean"]
+    assert flags["blimp"]["clean"]["acc"]["n"] == 5
+    assert flags["blimp"]["clean"]["acc"]["value"] == pytest.approx(sum(clean) / 5)
+    assert flags["docs_cloze"]["clean"] == {}
+    assert scores.metrics["contamination"]["blimp"]["dirty"] == 1
 
 
 def test_the_byte_normalised_choice_divides_by_utf8_bytes(scores: Scores) -> None:

@@ -19,6 +19,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
+from lmpipe.errors import InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.huggingface import load_model
 from lmpipe.runtime import Runtime
@@ -40,6 +41,7 @@ CONFIG = PretrainConfig(
     validation_tokens=10 * 32,
     z_loss=1e-4,
     seed=3,
+    accept_contamination=("unreported",),
 )
 RUNTIME = Runtime(ranks=2, device="cpu", micro_batch_size=2, zero_stage=2)
 
@@ -166,3 +168,19 @@ def test_a_run_killed_between_checkpoints_ends_with_the_same_weights(
 def test_sizes_that_do_not_fit_are_refused_with_what_would(change: dict[str, Any], says: str):
     with pytest.raises(ValidationError, match=says):
         PretrainConfig.model_validate({**CONFIG.model_dump(), **change})
+
+
+def test_refuses_shards_whose_documents_nobody_searched(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    inputs: dict[str, Any] = {
+        "shards": build(counting_shards, Nothing(), {}, store=store, runtime=Runtime()),
+        "tokenizer": build(no_tokenizer, Nothing(), {}, store=store, runtime=Runtime()),
+    }
+    config = CONFIG.model_copy(update={"accept_contamination": ()})
+    with pytest.raises(InputError, match=r"pretrain refuses .* counting_shards/.*unreported"):
+        build(pretrain, config, inputs, store=store, runtime=RUNTIME)
+
+
+def test_the_manifest_records_what_was_accepted(checkpoint: Checkpoint) -> None:
+    assert checkpoint.metrics["contamination"]["accepted"] == ["unreported"]
+    assert checkpoint.read_json("contamination.json")["missing"][0].startswith("counting_shards/")
