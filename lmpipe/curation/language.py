@@ -1,7 +1,8 @@
 """Which language a document is in, and what languages are called.
 
 fastText's lid.176 reads a line; a page's first lines are menus and API names, which it takes for
-Turkish or Russian. So long documents are judged by three slices of their body. Labels and the
+Turkish or Russian. So documents are judged by three slices of their body, without what
+looks like code; where that leaves doubt, by a longer sample. Labels and the
 codes in configs are brought to ISO 639-1 wherever a two-letter code exists: `eng`, `en-US` and
 `eng_Latn` are all `en`, and a code that nobody knows is refused instead of removing everything.
 """
@@ -47,8 +48,12 @@ _TWO_LETTER = {two: two for two in _PAIRS[::2]} | {
 }
 _THREE_LETTER = frozenset(_THREE_LETTER_TABLE.split())
 _SEPARATOR = re.compile(r"[-_]")
+# words of programs hold brackets, operators or underscores; digits, dots and slashes prove nothing
+_CODE = re.compile(r"[{}\[\]<>=|\\#$^&*~`+@_]")
+MIN_PROSE_WORDS = 10
 
 
+@lru_cache(1024)
 def normalise_language(code: str) -> str:
     """Return the ISO 639-1 code (or lid.176's own, where none exists) of any common notation.
 
@@ -78,19 +83,50 @@ def sample(text: str, characters: int) -> str:
             piece = text[start : start + size]
             slices.append(piece.split(" ", 1)[-1] if start else piece)
         text = " ".join(slices)
-    return unicodedata.normalize("NFC", " ".join(text.split()))
+    words = text.split()
+    return unicodedata.normalize("NFC", " ".join(_prose(words) or words))
+
+
+def _prose(words: list[str]) -> list[str]:
+    """Leave out what programs are made of; nothing is left out of texts that hold none of it.
+
+    Only ASCII words can be code, so scripts without spaces lose nothing. Fewer than ten words of
+    prose say less than the code around them does.
+    """
+    if not _CODE.search(" ".join(words)):
+        return words
+    prose = [word for word in words if not _CODE.search(word) or not word.isascii()]
+    return prose if len(prose) >= MIN_PROSE_WORDS else words
 
 
 class LanguageIdentifier:
-    """Name the language of texts with a fastText model."""
+    """Name the language of texts with a fastText model.
 
-    def __init__(self, model: Path, sample_characters: int) -> None:
+    A first look at a short sample settles most documents. Where its probability is below
+    `certain`, a sample three times as long is asked; where that one disagrees and is in doubt
+    itself, a long one decides, which is the whole text of all but long documents.
+    """
+
+    def __init__(
+        self, model: Path, sample_characters: int, more_characters: int, certain: float
+    ) -> None:
         self._model = load_fasttext(str(model))
-        self._sample_characters = sample_characters
+        second = 3 * sample_characters
+        self._looks = (sample_characters, second, max(more_characters, second))
+        self._certain = certain
 
     def __call__(self, text: str) -> tuple[str | None, float]:
         """Return the code and its probability; a text without letters has none."""
-        line = sample(text, self._sample_characters)
+        code: str | None = None
+        score = 0.0
+        for characters in self._looks:
+            before = code
+            code, score = self._look(sample(text, characters))
+            if score >= self._certain or code == before or len(text) <= characters:
+                break
+        return code, score
+
+    def _look(self, line: str) -> tuple[str | None, float]:
         if not line:
             return None, 0.0
         labels, scores = self._model.predict(line)

@@ -1,4 +1,4 @@
-"""What the Gopher, C4 and FineWeb rules measure, in one pass over a document's code points.
+"""What the Gopher and FineWeb rules measure (C4: c4.py), in one pass over a document's code points.
 
 The rules are simple, their naive form is not: thirteen kinds of repetition over words make a Python
 list of joined n-grams each. Here words become 64-bit hashes once, n-grams are built from the hashes
@@ -10,13 +10,14 @@ Source: Rae et al. 2021 (Gopher), appendix A1; Raffel et al. 2020 (C4), section 
 2024 (FineWeb), section 3.6.
 """
 
-import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from lmpipe.curation.c4 import Facts, line_facts
 from lmpipe.curation.words import (
     ALPHABETIC,
     LINE_BREAK,
@@ -26,7 +27,6 @@ from lmpipe.curation.words import (
     Spans,
     character_classes,
     codes_of,
-    count_sentences,
     word_spans,
 )
 
@@ -34,17 +34,6 @@ STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 TOP_GRAMS = (2, 3, 4)
 DUPLICATE_GRAMS = (5, 6, 7, 8, 9, 10)
 SHORT_LINE_CHARACTERS = 30
-MAX_LINE_WORD_CHARACTERS = 1000
-MIN_LINE_WORDS = 3
-CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-POLICY_PHRASES = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
-)
 
 # rows of the count table that the kernel fills
 (
@@ -60,19 +49,26 @@ NUM_COUNTS = DUPLICATE_GRAM + len(DUPLICATE_GRAMS)
 _HASH, _DOT, _ELLIPSIS, _BULLET, _DASH, _LF, _CR = 0x23, 0x2E, 0x2026, 0x2022, 0x2D, 0x0A, 0x0D
 
 
-def measure(texts: list[str], spans: list[Spans] | None = None) -> dict[str, NDArray[Any]]:
+def measure(
+    texts: list[str],
+    spans: list[Spans] | None = None,
+    sentences: Callable[[str], int] | None = None,
+) -> dict[str, NDArray[Any]]:
     """Return every rule's measure for each text, by signal name.
 
     Args:
         spans: word spans by another splitter, in code points; ours where absent.
+        sentences: another counter of a line's sentences; ours where absent.
     """
     classes = character_classes()
     counts = np.zeros((len(texts), NUM_COUNTS), dtype=np.int64)
+    facts = []
     for number, text in enumerate(texts):
         codes = codes_of(text)
         starts, ends = spans[number] if spans is not None else word_spans(codes, classes)
         _count(codes, classes, starts, ends, _stop_hashes(), counts[number])
-    return _signals_of(counts) | _c4_signals(texts)
+        facts.append(line_facts(text, codes, classes, sentences))
+    return _signals_of(counts) | _c4_signals(facts)
 
 
 def _ratio(numerator: NDArray[np.int64], denominator: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -116,50 +112,12 @@ def _signals_of(counts: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     return signals
 
 
-def _c4_signals(texts: list[str]) -> dict[str, NDArray[Any]]:
-    rows = [_c4(text) for text in texts]
+def _c4_signals(rows: list[Facts]) -> dict[str, NDArray[Any]]:
     return {
         "num_sentences": np.array([row[0] for row in rows], dtype=np.int32),
         "has_lorem_ipsum": np.array([row[1] for row in rows], dtype=np.bool_),
         "has_curly_bracket": np.array([row[2] for row in rows], dtype=np.bool_),
     }
-
-
-def _c4(text: str) -> tuple[int, bool, bool]:
-    """Count the sentences of the lines that C4 keeps; say whether those hold what C4 bans.
-
-    A line is kept if it ends in . ? ! " or ' but not in an ellipsis, has three words or more, none
-    longer than 1,000 characters, and no mention of JavaScript or of a cookie policy. Text-wide
-    searches first: most documents hold none of the phrases, and their lines need no look.
-    """
-    lower = text.lower()
-    scripted = "javascript" in lower
-    policed = any(phrase in lower for phrase in POLICY_PHRASES)
-    cited, curly, lorem = "[" in text, "{" in text, "lorem ipsum" in lower
-    has_lorem = has_curly = False
-    sentences = 0
-    for raw in text.splitlines():
-        line = raw.strip()
-        words = line.split()
-        if len(line) > MAX_LINE_WORD_CHARACTERS and max(map(len, words)) > MAX_LINE_WORD_CHARACTERS:
-            continue
-        if cited and "[" in line:
-            line = CITATION.sub("", line)
-        if not line.endswith((".", "?", "!", '"', "'")) or line.endswith("..."):
-            continue
-        if len(words) < MIN_LINE_WORDS:
-            continue
-        if scripted or policed or lorem:
-            lowered = line.lower()
-            if "lorem ipsum" in lowered:
-                has_lorem = True
-            if "javascript" in lowered:
-                continue
-        has_curly = has_curly or (curly and "{" in line)
-        if policed and any(phrase in lowered for phrase in POLICY_PHRASES):
-            continue
-        sentences += count_sentences(line)
-    return sentences, has_lorem, has_curly
 
 
 _STOP_HASHES: list[NDArray[np.uint64]] = []

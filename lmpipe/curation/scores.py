@@ -37,7 +37,12 @@ class Scorer:
         self.num_gated = 0
         self.languages: Counter[str] = Counter()
         self._gate = config.gate
-        self._language = LanguageIdentifier(language_model, config.language_sample_characters)
+        self._language = LanguageIdentifier(
+            language_model,
+            config.language_sample_characters,
+            config.language_more_characters,
+            config.language_certain,
+        )
         self._quality = (load_fasttext(str(quality[0])), quality[1]) if quality else None
         self._perplexity = PerplexityModel(perplexity_model) if perplexity_model else None
 

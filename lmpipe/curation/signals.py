@@ -25,7 +25,16 @@ class SignalsConfig(StageConfig):
     """What is computed for which documents."""
 
     language_sample_characters: int = Field(
-        2000, ge=30, le=1_000_000, description="How much of a document's body tells its language."
+        400,
+        ge=30,
+        le=1_000_000,
+        description="How much of a document's body is looked at first for its language.",
+    )
+    language_more_characters: int = Field(
+        10_000, ge=30, le=1_000_000, description="How much where shorter looks leave doubt."
+    )
+    language_certain: float = Field(
+        0.5, ge=0, le=1, description="Probability from which one look at the language is enough."
     )
     gate: Thresholds | None = Field(
         None,
@@ -34,7 +43,7 @@ class SignalsConfig(StageConfig):
     )
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def signals(
     out: Output[Documents],
     config: SignalsConfig,

@@ -44,8 +44,8 @@ GOLDEN_EXTRACT = {
 }
 GOLDEN_TEXTS = {
     "import_documents": (1, "9a28d0ec691efde2"),
-    "signals": (1, "79983dc1efb1f96d"),
-    "select": (1, "280d666c33fa6938"),
+    "signals": (2, "cfb8eaf7f524e062"),
+    "select": (1, "1f0c8891a66b3f5d"),
 }
 
 

@@ -37,7 +37,7 @@ def test_every_label_of_the_model_has_a_code() -> None:
 
 
 def test_languages_are_told_from_the_body_over_several_lines() -> None:
-    identify = LanguageIdentifier(MODEL, 600)
+    identify = LanguageIdentifier(MODEL, 400, 10_000, 0.5)
     english = "The committee met on Tuesday and agreed to look at the plan again.\n"
     german = "Der Ausschuss trat am Dienstag zusammen und beriet über den Plan.\n"
     assert identify(english)[0] == "en"
@@ -54,3 +54,37 @@ def test_samples_are_bounded_one_line_and_whole_when_short() -> None:
     words = set(text.split())
     assert len([word for word in line.split() if word not in words]) <= 3  # cut at slices' ends
     assert sample("a\nb", 900) == "a b"
+
+
+def test_code_and_menus_do_not_make_an_api_reference_turkish() -> None:
+    identify = LanguageIdentifier(MODEL, 400, 10_000, 0.5)
+    code = "int __init_subclass__(self, **kwargs) -> foo_bar[T] = {x: y}; "
+    prose = "This function returns the number of items that were read from the file.\n"
+    assert identify("abs() bool() dict() int() iter() len()\n" + (code + prose) * 20)[0] == "en"
+    line = sample(f"{code}{prose}" * 3, 10_000)
+    assert line.count("the number of items") == 3
+    assert not any(word in line for word in ("__init", "kwargs", "foo_bar", "{x"))
+
+
+def test_scripts_without_spaces_keep_their_text_beside_code() -> None:
+    text = "この関数はファイルから読み込まれた項目の数を返します。" * 5
+    assert sample(f"{text} foo_bar() {text}", 10_000).count("関数") == 10
+    assert LanguageIdentifier(MODEL, 400, 10_000, 0.5)(f"{text}\nfoo_bar(x_y)\n")[0] == "ja"
+
+
+def test_doubt_after_a_short_look_is_settled_by_a_longer_one() -> None:
+    english = "The committee met on Tuesday and agreed to look at the plan again. "
+    names = "Xqzt Vrbl Kdfg Plmn Wrtz " * 30
+    text = names + english * 60 + names
+    looks: list[int] = []
+
+    class Counting(LanguageIdentifier):
+        def _look(self, line: str) -> tuple[str | None, float]:
+            looks.append(len(line))
+            return super()._look(line)
+
+    assert Counting(MODEL, 60, 10_000, 0.999)(text)[0] == "en"
+    assert len(looks) > 1
+    looks.clear()
+    assert Counting(MODEL, 400, 10_000, 0.5)(english * 60)[0] == "en"
+    assert len(looks) == 1

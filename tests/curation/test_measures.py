@@ -11,44 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmpipe.bench.rules import FILTERS
+from lmpipe.bench.rules import disagreements as disagreements_on_spacy
+from lmpipe.curation.c4 import line_facts
 from lmpipe.curation.measures import measure
 from lmpipe.curation.rules import Thresholds, broken_rules
-from lmpipe.curation.words import split_sentences, split_words
+from lmpipe.curation.words import (
+    character_classes,
+    codes_of,
+    count_sentences,
+    split_sentences,
+    split_words,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "flows/recipes/demo_data/quality/examples.jsonl"
 
-# datatrove's reasons, by our rules' names
-QUALITY = {
-    "gopher_short_doc": "gopher_min_words",
-    "gopher_long_doc": "gopher_max_words",
-    "gopher_below_avg_threshold": "gopher_min_mean_word_length",
-    "gopher_above_avg_threshold": "gopher_max_mean_word_length",
-    "gopher_too_many_hashes": "gopher_max_hash_word_ratio",
-    "gopher_too_many_ellipsis": "gopher_max_ellipsis_word_ratio",
-    "gopher_too_many_bullets": "gopher_max_bullet_line_fraction",
-    "gopher_too_many_end_ellipsis": "gopher_max_ellipsis_line_fraction",
-    "gopher_below_alpha_threshold": "gopher_min_alphabetic_word_fraction",
-    "gopher_enough_stop_words": "gopher_min_stop_words",
-}
-REPETITION = {
-    "dup_para_frac": "gopher_max_duplicate_paragraph_fraction",
-    "dup_para_char_frac": "gopher_max_duplicate_paragraph_character_fraction",
-    "dup_line_frac": "gopher_max_duplicate_line_fraction",
-    "dup_line_char_frac": "gopher_max_duplicate_line_character_fraction",
-    **{f"top_{n}_gram": f"gopher_max_top_{n}_gram" for n in (2, 3, 4)},
-    **{f"duplicated_{n}_n_grams": f"gopher_max_duplicate_{n}_gram" for n in range(5, 11)},
-}
-C4 = {
-    "lorem_ipsum": "c4_no_lorem_ipsum",
-    "curly_bracket": "c4_no_curly_bracket",
-    "too_few_sentences": "c4_min_sentences",
-}
-FINEWEB = {
-    "line_punct_ratio": "fineweb_min_punctuated_line_fraction",
-    "short_line_ratio": "fineweb_max_short_line_fraction",
-    "char_dup_ratio": "fineweb_max_repeated_line_character_fraction",
-    "list_ratio": "fineweb_max_newline_word_ratio",
-}
+_BY_LABEL = {label: names for _, label, names in FILTERS.values()}
+QUALITY, REPETITION = _BY_LABEL["gopher quality"], _BY_LABEL["gopher repetition"]
+C4, FINEWEB = _BY_LABEL["c4"], _BY_LABEL["fineweb"]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +92,19 @@ def test_the_rules_decide_as_datatroves_filters_on_the_same_words(
 ) -> None:
     assert len(texts) > 500
     assert disagreements(texts, filters) == []
+
+
+def test_the_rules_decide_as_datatroves_filters_on_spacys_words_and_sentences(
+    texts: list[str],
+) -> None:
+    assert disagreements_on_spacy([text[:2000] for text in texts[::17]]) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab .!?\"')]。！…{[1\n\r\u2028\U0001f600", max_size=70))
+def test_the_compiled_pass_counts_the_sentences_that_the_strings_do(text: str) -> None:
+    fast = line_facts(text, codes_of(text), character_classes())
+    assert fast == line_facts(text, codes_of(text), character_classes(), count_sentences)
 
 
 def test_the_comparison_sees_every_rule_family_fire(texts: list[str]) -> None:
