@@ -240,6 +240,13 @@ def _hash_words(
         inside, was_alone = False, False
         at, after = first, first
         while at <= last:
+            if inside and not was_alone:  # the plain case: an ASCII letter within a word
+                while at < last and data[at] < 0x80:
+                    folded = fold[data[at]]
+                    if folded <= SKIPPED or folded >= ALONE:
+                        break
+                    word = _step(word, np.uint64(folded), _K1, np.uint64(29))
+                    at += 1
             folded = np.uint32(0)  # the end of the text separates too
             after = at + 1
             if at < last:
