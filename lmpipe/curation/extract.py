@@ -22,8 +22,10 @@ from lmpipe.runtime import Runtime
 class ExtractConfig(StageConfig):
     """How pages become text."""
 
-    extractor: Literal["trafilatura", "trafilatura_fast", "resiliparse"] = Field(
-        "trafilatura_fast", description="Which extractor finds the main text."
+    extractor: Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"] = Field(
+        "trafilatura_fast",
+        description="Which extractor finds the main text; cascade: a fast one, and trafilatura_fast"
+        " where that one doubts itself.",
     )
     max_page_bytes: int = Field(
         10_000_000, ge=1_000, le=1 << 30, description="Larger pages, once decoded, are removed."

@@ -1,9 +1,11 @@
-"""Main text out of HTML: three extractors behind one name each.
+"""Main text out of HTML: four extractors behind one name each.
 
 trafilatura keeps most of the article and costs most; its fast mode leaves out the fall-back
-extractors (in one run on 103 labelled pages: F1 0.964 against 0.963, 64 against 43 pages a second);
-resiliparse is C++ and ten times faster at F1 0.913. None keeps state between pages, so a page's
-text does not depend on what came before.
+extractors; resiliparse is C++, much faster and keeps more boilerplate. `cascade` walks the page
+once (blocks.py), about as fast as resiliparse and keeping code and tables, and gives a page to
+trafilatura_fast only where the walk doubts itself; the document's `extractor` says who wrote the
+text and, after a colon, the doubt. Figures: `lmpipe bench extraction`, in LOG.md. None keeps
+state between pages, so a page's text does not depend on what came before.
 """
 
 import unicodedata
@@ -16,7 +18,7 @@ from datatrove.pipeline.base import PipelineStep
 from lmpipe.curation.http import decode_text, page_charset
 from lmpipe.curation.sandbox import Sandbox, StoppedError
 
-Extractor = Literal["trafilatura", "trafilatura_fast", "resiliparse"]
+Extractor = Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"]
 LIMIT_REASONS = ("time_limit", "memory_limit", "extractor_died")
 
 
@@ -53,27 +55,43 @@ class MainText(PipelineStep):  # type: ignore[misc]
         metadata = document.metadata
         body = metadata.pop("body")
         try:
-            document.text, metadata["charset"] = sandbox(
+            document.text, metadata["charset"], metadata["extractor"] = sandbox(
                 (self.extractor, body, metadata.pop("header_charset"))
             )
         except StoppedError as stop:
             metadata["removed"] = stop.reason
             return
-        metadata["extractor"] = self.extractor
         if not document.text:
             metadata["removed"] = "no_text"
 
 
-def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str]:
-    """Return a page's main text and charset; runs in the sandbox."""
+def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, str]:
+    """Return a page's main text, its charset and who wrote the text; runs in the sandbox."""
     extractor, body, header_charset = page
     charset = page_charset(body, header_charset)
-    text = extract_text(extractor, decode_text(body, charset))
-    return clean_text(text), charset
+    html = decode_text(body, charset)
+    if extractor == "cascade":
+        text, author = cascade(html)
+    else:
+        text, author = extract_text(extractor, html), extractor
+    return clean_text(text), charset, author
+
+
+def cascade(html: str) -> tuple[str, str]:
+    """Return the walk's text, or trafilatura_fast's where it doubts itself, and whose it is."""
+    from lmpipe.curation.blocks import extract_fast
+
+    text, doubt = extract_fast(html)
+    if not doubt:
+        return text, "walk"
+    slow = extract_text("trafilatura_fast", html)
+    if slow.strip():
+        return slow, f"trafilatura_fast: {doubt}"
+    return text, f"walk: {doubt}"
 
 
 def extract_text(extractor: Extractor, html: str) -> str:
-    """Return the main text of a decoded page."""
+    """Return the main text of a decoded page by one of the libraries."""
     if extractor == "resiliparse":
         from resiliparse.extract.html2text import extract_plain_text
 

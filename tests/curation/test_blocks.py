@@ -1,0 +1,120 @@
+import pytest
+
+from lmpipe.curation.blocks import extract_fast
+from lmpipe.curation.html import cascade
+
+SENTENCE = "A sentence of the article that is long enough to be taken for prose by its length. "
+PARAGRAPHS = "".join(f"<p>Part {n}. {SENTENCE * 3}</p>" for n in range(4))
+
+
+def page(inside: str, around: str = "") -> str:
+    return (
+        f"<html><body>{around}<div id='c'>{PARAGRAPHS}{inside}<p>{SENTENCE}</p></div></body></html>"
+    )
+
+
+@pytest.mark.parametrize("clutter", [
+    "<nav><a href=/>Home of the clutter</a></nav>",
+    "<footer>Clutter 2024</footer>",
+    "<div class='share-buttons'>Share the clutter</div>",
+    "<div class='relatedLinks'><p>Clutter that one may read as well. " + SENTENCE + "</p></div>",
+    "<div id=comments><p>clutter! " + SENTENCE + "</p></div>",
+    "<div role=navigation>Clutter</div>",
+    "<div style='display: none'>Clutter</div>",
+    "<script>var clutter = '<p>clutter</p>';</script>",
+    "<SCRIPT>clutter()</SCRIPT>",
+    "<ul><li><a href=/1>Clutter one</a></li><li><a href=/2>Clutter two</a></li></ul>",
+    "<div>Clutter that is no sentence</div>",
+])  # fmt: skip
+def test_boilerplate_does_not_survive(clutter: str) -> None:
+    for html in (page(clutter), page("", clutter)):
+        text, doubt = extract_fast(html)
+        assert "clutter" not in text.lower()
+        assert text.count("Part ") == 4
+        assert doubt == ""
+
+
+def test_a_wrapper_with_the_name_of_boilerplate_that_holds_the_page_is_believed() -> None:
+    text, _ = extract_fast(f"<body><div class='with-sidebar'>{PARAGRAPHS}</div></body>")
+    assert text.count("Part ") == 4
+
+
+def test_the_id_of_a_section_is_its_topic_and_no_mark_of_boilerplate() -> None:
+    text, _ = extract_fast(
+        page(f"<section id=comments><h2>Comments</h2><p>{SENTENCE}</p></section>")
+    )
+    assert "Comments\nA sentence" in text
+
+
+def test_code_keeps_its_lines_and_indentation() -> None:
+    code = "def f(x):\n    if x:\n        return <b>1</b>\n\n\treturn 2  \n"
+    text, _ = extract_fast(page(f"<div class='highlight'><pre>\n{code}</pre></div>"))
+    assert "def f(x):\n    if x:\n        return 1\n\n        return 2\n" in text
+
+
+def test_tables_are_readable_and_those_for_layout_are_walked() -> None:
+    rows = "<tr><th>Name<th>Use</tr><tr><td>alpha</td><td>first\n one</td></tr><tr><td>b<td>x</tr>"
+    text, _ = extract_fast(page(f"<table>{rows}</table>"))
+    assert "Name | Use\nalpha | first one\nb | x\n" in text
+    layout = f"<table><tr><td><p>{SENTENCE * 4}</p></td><td>{PARAGRAPHS}</td></tr></table>"
+    text, _ = extract_fast(f"<body>{layout}</body>")
+    assert " | " not in text
+    assert text.count("Part ") == 4
+
+
+def test_lists_keep_their_marks_numbers_and_nesting() -> None:
+    items = (
+        "<ol><li>first<ul><li>inner item</li></ul></li><li><p>second</p><p>more of it</p></li></ol>"
+    )
+    text, _ = extract_fast(page(items))
+    assert "1. first\n  - inner item\n2. second\n   more of it\n" in text
+
+
+def test_headings_stay_where_text_follows_them_and_go_where_none_does() -> None:
+    text, _ = extract_fast(
+        page(f"<h2>Kept</h2><p>{SENTENCE}</p><h2>Read on</h2><ul></ul><h2>Last</h2>")
+    )
+    assert "Kept\nA sentence" in text
+    assert "Read on" not in text
+
+
+def test_links_within_prose_stay_and_blocks_of_links_do_not() -> None:
+    prose = f"<p>{SENTENCE}<a href=/x>and a link</a>, in the middle.</p>"
+    text, _ = extract_fast(page(prose + "<a href=/y><div><p>" + SENTENCE + "Card</p></div></a>"))
+    assert "and a link, in the middle." in text
+    assert "Card" not in text
+
+
+def test_han_prose_needs_no_spaces() -> None:
+    sentence = "這是一個足夠長的句子，用來說明沒有空格的文字也會被當作正文，而不是選單。" * 6
+    text, doubt = extract_fast(
+        f"<body><nav>選單</nav><div><p>{sentence}</p><p>{sentence}</p></div>"
+    )
+    assert text.startswith("這是")
+    assert doubt == ""
+
+
+@pytest.mark.parametrize(("html", "doubt"), [
+    ("", "no_tree"),
+    ("<!-- nothing -->", "no_tree"),
+    ("<body><p>Short.</p></body>", "no_prose"),
+    (f"<body><p>{SENTENCE}</p></body>", "little_text"),
+    ("<body>" + f"<div><p>{SENTENCE * 4}</p></div>{'<i>x</i><hr>' * 400}" * 4, "scattered"),
+    (f"<div class=comments><p>{SENTENCE * 3}</p></div>" * 3 + f"<p>{SENTENCE * 4}", "much_hidden"),
+])  # fmt: skip
+def test_the_walk_says_why_it_may_be_wrong(html: str, doubt: str) -> None:
+    assert extract_fast(html).doubt == doubt
+
+
+def test_the_cascade_asks_trafilatura_only_in_doubt_and_says_so() -> None:
+    assert cascade(page("")) == (extract_fast(page("")).text, "walk")
+    text, author = cascade(f"<html><body><article><p>{SENTENCE}</p></article></body></html>")
+    assert author == "trafilatura_fast: little_text"
+    assert text.strip() == SENTENCE.strip()
+    assert cascade("<p></p>") == ("", "walk: no_prose")
+
+
+def test_deep_nesting_ends_without_a_recursion_error() -> None:
+    deep = "<div>" * 5000 + f"<p>{SENTENCE * 5}</p>" + "</div>" * 5000
+    text, _ = extract_fast(f"<body>{deep}</body>")
+    assert isinstance(text, str)
