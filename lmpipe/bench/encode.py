@@ -1,7 +1,7 @@
 """`lmpipe bench encode`: documents to token shards, beside tiktoken's bare batch encoding.
 
-Ours is the stage `shards` whole, with files, index and checks, on as many worker processes as
-tiktoken gets threads. The vocabulary is trained on the same text, outside the measured time.
+Ours is the stage `shards` whole, with files, index and checks, on as many threads as tiktoken. The
+vocabulary is trained on the same text, outside the measured time.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ class Options(BaseModel):
 
     paths: list[str] = Field(min_length=1, description="Parquet files with a column `text`.")
     vocab_size: int = Field(32_768, description="Vocabulary that is trained first.")
-    threads: int = Field(2, ge=1, description="Workers of ours, threads of tiktoken.")
+    threads: int = Field(2, ge=1, description="Threads of both.")
 
 
 class BenchDocumentsConfig(StageConfig):
@@ -102,7 +102,7 @@ def run(options: dict[str, Any]) -> list[Row]:
         bare.encode_ordinary_batch(texts, num_threads=settings.threads)
         theirs = time.perf_counter() - start
     megabytes = documents.metrics["text_bytes"] / 1e6
-    case = f"{megabytes:.0f} MB, {settings.vocab_size} tokens, {settings.threads} workers"
+    case = f"{megabytes:.0f} MB, {settings.vocab_size} tokens, {settings.threads} threads"
     return [
         row("encode", "lmpipe", case, "throughput", megabytes / ours, "MB/s"),
         row("encode", "tiktoken", case, "throughput", megabytes / theirs, "MB/s"),

@@ -1,22 +1,27 @@
-"""Encode and decode with a trained tokenizer, through tiktoken's merge loop.
+"""Encode and decode with a trained tokenizer: single texts through tiktoken, documents compiled.
 
-tiktoken and not `tokenizers`, because it encodes two to five times as fast on a thread; the ids are
-equal, and both files lie in the artifact.
+tiktoken and not `tokenizers` for single texts, because it encodes two to five times as fast on a
+thread; the ids are equal, and both files lie in the artifact. Whole buffers of documents go through
+`merging.BufferEncoder`, where a published pattern cuts them, and give the same ids again.
 """
 
 import base64
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError, InputError
+from lmpipe.tokenization.patterns import recognise
+
+if TYPE_CHECKING:
+    from lmpipe.tokenization.merging import BufferEncoder
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -38,18 +43,30 @@ class Encoding:
     """
 
     def __init__(self, ranks: dict[bytes, int], pattern: str, specials: dict[str, int]) -> None:
-        import tiktoken
-
         self.pattern = pattern
         self.specials = specials
         self.vocab_size = len(ranks) + len(specials)
-        self.tiktoken = tiktoken.Encoding(
+        self._ranks = ranks
+
+    @cached_property
+    def tiktoken(self) -> Any:
+        """tiktoken's own encoder; the first use compiles its expressions."""
+        import tiktoken
+
+        return tiktoken.Encoding(
             "lmpipe",
-            pat_str=pattern,
-            mergeable_ranks=ranks,
-            special_tokens=specials,
+            pat_str=self.pattern,
+            mergeable_ranks=self._ranks,
+            special_tokens=self.specials,
             explicit_n_vocab=self.vocab_size,
         )
+
+    def buffer_encoder(self) -> "BufferEncoder | None":
+        """Return a compiled encoder that ends documents with EOS; None for a custom pattern."""
+        from lmpipe.tokenization.merging import BufferEncoder
+
+        rules = recognise(self.pattern)
+        return BufferEncoder(self._ranks, *rules, self.eos) if rules else None
 
     @classmethod
     def load(cls, source: Artifact | Path) -> Self:

@@ -8,7 +8,7 @@ number of digits in a piece as an option. Training cuts with a compiled scanner 
 \s stands for Unicode's White_Space, as in tiktoken and in tokenizers, without \x1c … \x1f.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 from lmpipe.errors import ConfigError
 
@@ -53,6 +53,15 @@ def pattern_regex(name: PatternName, digits: int, custom: str = "") -> str:
         return rf"{custom}|[\s\S]"
     template, published = _PUBLISHED[name]
     return template % (f"{{1,{digits}}}" if digits else published)
+
+
+def recognise(pattern: str) -> tuple[int, int] | None:
+    """Return family and most digits of a published pattern, as the compiled scanner takes them."""
+    for name in FAMILIES:
+        for digits in range(17):
+            if pattern_regex(cast(PatternName, name), digits) == pattern:
+                return FAMILIES[name], max_digits(cast(PatternName, name), digits)
+    return None
 
 
 def max_digits(name: PatternName, digits: int) -> int:

@@ -8,6 +8,10 @@ order within a split is that of the input; shuffling is the reader's (`order.py`
 
 import io
 import math
+import queue
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +27,17 @@ from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Tokenizer, TokenShards
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
+from lmpipe.tokenization.arrow import utf8
 from lmpipe.tokenization.shard_file import pack_shard, token_dtype
 
 if TYPE_CHECKING:
     from lmpipe.tokenization.encoding import Encoding
+    from lmpipe.tokenization.merging import BufferEncoder
 
 SPLITS = ("train", "validation")
+PORTION_BYTES = 1 << 20  # of text that a thread encodes at a time
+# threads in a process: they need no start-up, but the bookkeeping per document holds the GIL
+MAX_THREADS = 4
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("document_id", pa.string(), nullable=False),
@@ -64,7 +73,7 @@ def shards(
     *,
     runtime: Runtime,
 ) -> TokenShards:
-    """Encode every file of documents in a worker, then join the index and the counts."""
+    """Encode documents on runtime.workers threads, then join the index and the counts."""
     names = [name for name in documents.names("kept/") if name.endswith(".parquet")]
     keys = [name.removeprefix("kept/").removesuffix(".parquet") for name in names]
     work = partial(
@@ -73,8 +82,10 @@ def shards(
         tokenizer=tokenizer,
         config=config,
         limit=_validation_limit(documents, names, config.validation_fraction),
+        threads=min(runtime.workers, MAX_THREADS),
     )
-    records = out.run_shards(keys, work, runtime)
+    processes = -(-runtime.workers // MAX_THREADS)
+    records = out.run_shards(keys, work, runtime.model_copy(update={"workers": processes}))
     totals = {name: sum(int(record.counts[name]) for record in records) for name in _COUNTS}
     histograms = _gather(out, keys, totals)
 
@@ -174,46 +185,98 @@ def _encode_file(
     tokenizer: Tokenizer,
     config: ShardsConfig,
     limit: int,
+    threads: int,
 ) -> None:
     """Encode one file of documents."""
     from lmpipe.tokenization.encoding import Encoding
 
     encoding = Encoding.load(tokenizer)
-    train, validation = (
+    writers = [
         _SplitWriter(shard, split, config.shard_tokens, encoding.vocab_size, tokenizer.digest)
         for split in SPLITS
-    )
+    ]
     for name in _COUNTS:
         shard.count(name, 0)
     with documents.open(f"kept/{key}.parquet") as file:
-        for batch in pq.ParquetFile(file).iter_batches(256, columns=["id", "text"]):
-            sizes = pc.binary_length(batch["text"]).to_pylist()
-            for document_id, text, size in zip(
-                batch["id"].to_pylist(), batch["text"].to_pylist(), sizes, strict=True
+        for ids, sizes, tokens, edges in _encoded(pq.ParquetFile(file), encoding, threads):
+            held_out = np.array([document_hash(document_id) < limit for document_id in ids], bool)
+            for document_id, split, start, stop in zip(
+                ids, held_out.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True
             ):
-                held_out = document_hash(document_id) < limit
-                split = SPLITS[held_out]
-                tokens = _encode_document(encoding, document_id, text)
-                (validation if held_out else train).add(document_id, tokens)
-                shard.count(f"{split}_documents")
-                shard.count(f"{split}_tokens", tokens.size)
-                shard.count(f"{split}_bytes", size)
-    train.flush()
-    validation.flush()
-    rows = {name: train.rows[name] + validation.rows[name] for name in INDEX_SCHEMA.names}
+                writers[split].add(document_id, tokens[start:stop])
+            for split, mine in zip(SPLITS, (~held_out, held_out), strict=True):
+                shard.count(f"{split}_documents", int(mine.sum()))
+                shard.count(f"{split}_tokens", int(np.diff(edges)[mine].sum()))
+                shard.count(f"{split}_bytes", int(sizes[mine].sum()))
+    for writer in writers:
+        writer.flush()
+    rows = {name: writers[0].rows[name] + writers[1].rows[name] for name in INDEX_SCHEMA.names}
     with shard.open(f"parts/{key}.parquet") as part:
         pq.write_table(pa.table(rows, INDEX_SCHEMA), part, compression="zstd")
     buffer = io.BytesIO()
-    np.save(buffer, np.stack([train.histogram, validation.histogram]))
+    np.save(buffer, np.stack([writer.histogram for writer in writers]))
     shard.write_bytes(f"parts/{key}.npy", buffer.getvalue())
 
 
-def _encode_document(encoding: "Encoding", document_id: str, text: str) -> NDArray[Any]:
-    try:
-        tokens = encoding.encode_numpy(text)
-    except InputError as error:
-        raise InputError(f"document {document_id}: {error}") from error
-    return np.append(tokens, np.uint32(encoding.eos)).astype(token_dtype(encoding.vocab_size))
+Encoded = tuple[list[str], NDArray[np.int64], NDArray[Any], NDArray[np.int64]]
+
+
+def _encoded(file: pq.ParquetFile, encoding: "Encoding", threads: int) -> Iterator[Encoded]:
+    """Yield ids, bytes, tokens with EOS and their edges of some documents at a time, in order."""
+    dtype = token_dtype(encoding.vocab_size)
+    first = encoding.buffer_encoder()
+    encoders: queue.SimpleQueue[BufferEncoder] = queue.SimpleQueue()
+    if first is not None:
+        for number in range(threads):
+            encoders.put(first.copy() if number else first)
+
+    def encode(ids: list[str], text: NDArray[np.uint8], edges: NDArray[np.int64]) -> Encoded:
+        if first is None:
+            tokens, token_edges = _encode_texts(encoding, ids, text, edges)
+        else:
+            encoder = encoders.get()
+            tokens, token_edges = encoder.encode(text, edges)
+            encoders.put(encoder)
+        return ids, np.diff(edges), tokens.astype(dtype), token_edges
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Encoded]] = deque()
+        for work in _portions(file):
+            waiting.append(pool.submit(encode, *work))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _portions(
+    file: pq.ParquetFile,
+) -> Iterator[tuple[list[str], NDArray[np.uint8], NDArray[np.int64]]]:
+    """Cut a file into runs of whole documents of about PORTION_BYTES of text."""
+    for batch in file.iter_batches(1024, columns=["id", "text"]):
+        ids = batch["id"].to_pylist()
+        text, edges = utf8(batch["text"])
+        start = 0
+        while start < len(ids):
+            stop = int(np.searchsorted(edges, edges[start] + PORTION_BYTES, side="right"))
+            stop = min(max(stop, start + 1), len(ids))
+            yield ids[start:stop], text, edges[start : stop + 1]
+            start = stop
+
+
+def _encode_texts(
+    encoding: "Encoding", ids: list[str], text: NDArray[np.uint8], edges: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Encode document by document, which a custom pattern needs."""
+    parts: list[NDArray[Any]] = []
+    for i, document_id in enumerate(ids):
+        document = text[edges[i] : edges[i + 1]].tobytes().decode()
+        try:
+            tokens = encoding.encode_numpy(document)
+        except InputError as error:
+            raise InputError(f"document {document_id}: {error}") from error
+        parts.append(np.append(tokens, np.uint32(encoding.eos)))
+    return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
 
 
 def _gather(

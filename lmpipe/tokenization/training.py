@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import regex
 
 from lmpipe.artifacts.types import Documents
+from lmpipe.tokenization.arrow import utf8
 from lmpipe.tokenization.merges import learn_merges
 from lmpipe.tokenization.patterns import pattern_regex
 from lmpipe.tokenization.pieces import PieceCounts
@@ -99,7 +100,7 @@ class _Counter:
         counts = self._table()
         if self._custom is None:
             for chunk in text.chunks:
-                counts.add_documents(*_utf8(chunk))
+                counts.add_documents(*utf8(chunk))
         else:
             self._count_custom(counts, text)
         return int(pc.sum(pc.binary_length(text)).as_py() or 0)
@@ -171,17 +172,6 @@ def _sampled(ids: Any, fraction: float) -> list[bool]:
         int.from_bytes(hashlib.blake2b(b"tokenizer" + i.encode(), digest_size=8).digest()) < limit
         for i in ids.to_pylist()
     ]
-
-
-def _utf8(text: Any) -> tuple[Any, Any]:
-    """Return the bytes of an Arrow string array and the edges of its strings, without a copy."""
-    text = text.cast(pa.large_string())
-    _, edges, data = text.buffers()
-    start = text.offset
-    if data is None:
-        return np.frombuffer(b"", np.uint8), np.zeros(1, np.int64)
-    all_edges = np.frombuffer(edges, np.int64)[start : start + len(text) + 1]
-    return np.frombuffer(data, np.uint8), all_edges.copy()
 
 
 def _parts(piece: bytes, cap: int) -> Iterator[bytes]:

@@ -1,20 +1,53 @@
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmpipe.errors import ConfigError
 from lmpipe.tokenization.patterns import PatternName, max_digits, pattern_regex
-from lmpipe.tokenization.pieces import FAMILIES, PieceCounts, character_kinds, next_piece
+from lmpipe.tokenization.pieces import (
+    FAMILIES,
+    LETTER,
+    LOWER,
+    NUMBER,
+    SPACE,
+    UPPER,
+    PieceCounts,
+    character_kinds,
+    next_piece,
+)
 from tests.tokenization import reference
 
 PATTERNS: tuple[PatternName, ...] = ("gpt2", "cl100k", "o200k")
+
+CLASSES = {
+    LETTER: r"\p{L}",
+    NUMBER: r"\p{N}",
+    SPACE: r"\p{White_Space}",
+    UPPER: r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+    LOWER: r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+}
+
+
+def settled(text: str) -> str:
+    """Leave out characters that are younger than the table: `regex` already knows their class."""
+    kinds = character_kinds()
+    return "".join(
+        character
+        for character in text
+        if all(
+            bool(kinds[ord(character)] & bit) == bool(regex.match(pattern, character))
+            for bit, pattern in CLASSES.items()
+        )
+    )
+
 
 # what the patterns tell apart, close together; then anything
 TRICKY = st.text(
     st.sampled_from("aZǅʰªßſé̈中१½5²_/'sdmtrvelSLRE \t\r\n\u00a0\u2003\u0085.-😀\x1c"), max_size=30
 )
-TEXT = st.one_of(TRICKY, st.text(max_size=30))
+TEXT = st.one_of(TRICKY, st.text(max_size=30)).map(settled)
 
 
 def cut(text: str, pattern: PatternName, digits: int = 0) -> list[str]:
@@ -49,6 +82,23 @@ def test_the_scanner_cuts_where_the_regular_expression_cuts(
 ) -> None:
     expected = reference.pieces(text, pattern_regex(pattern, digits))
     assert cut(text, pattern, digits) == expected
+
+
+@pytest.mark.parametrize("bit", CLASSES)
+def test_the_table_of_characters_is_that_of_tiktoken(bit: int) -> None:
+    import tiktoken
+
+    kinds = character_kinds()
+    edges = np.nonzero(np.diff(kinds & bit))[0]
+    codes = np.unique(np.concatenate([edges, edges + 1, np.arange(0, 0x110000, 997), [0x3D000]]))
+    text = "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    pattern = CLASSES[bit].replace(r"\p{White_Space}", r"\s")
+    matcher = tiktoken.Encoding(
+        "class", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+    )  # what the pattern does not match gives no token
+    found = matcher.decode(matcher.encode_ordinary(text))
+    assert found == "".join(c for c in text if kinds[ord(c)] & bit)
 
 
 def test_separators_that_are_no_unicode_white_space_are_symbols() -> None:
