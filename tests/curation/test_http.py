@@ -34,7 +34,7 @@ def test_what_a_wrong_chunk_size_leaves_is_kept() -> None:
 @pytest.mark.parametrize(
     ("encoding", "packed"),
     [
-        ("gzip", gzip.compress(b"text " * 100)),
+        ("gzip", gzip.compress(b"text " * 100, mtime=0)),
         ("deflate", zlib.compress(b"text " * 100)),
         ("deflate", zlib.compress(b"text " * 100)[2:-4]),
         ("identity", b"text " * 100),
@@ -66,7 +66,7 @@ def test_brotli_and_zstd_are_undone_and_unknown_encodings_named() -> None:
 
 def test_a_truncated_gzip_body_gives_what_can_be_read() -> None:
     text = bytes(range(256)) * 200
-    packed = gzip.compress(text)
+    packed = gzip.compress(text, mtime=0)
     read = decode_body(packed[: len(packed) // 2], "", "gzip", LIMIT)
     assert 0 < len(read) < len(text)
     assert text.startswith(read)
