@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from flows import cost, export, operations
+from flows import cost, curation, export, operations
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(operations.app)  # alias, gc, accounting
 app.add_typer(cost.app)  # cost
 app.add_typer(export.app)  # export
+app.add_typer(curation.app)  # dedup-index, contamination
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
 Changes = Annotated[
