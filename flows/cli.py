@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from flows import artifacts, cost, export, operations, services
+from flows import artifacts, cost, curation, export, operations, services
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.add_typer(artifacts.app)  # ls, show, diff, verify
 app.add_typer(operations.app)  # alias, gc, accounting
 app.add_typer(cost.app)  # cost
 app.add_typer(export.app)  # export
+app.add_typer(curation.app)  # dedup-index, contamination
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
 Changes = Annotated[

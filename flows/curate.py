@@ -31,7 +31,7 @@ def curate(recipe: PipelineConfig) -> Curated:
 
     measured = signals(recipe.signals, documents, language_model, quality, perplexity_model)
     selected = select(recipe.select, measured)
-    unique = dedup(recipe.dedup, selected)
+    unique = dedup(recipe.dedup, selected, _earlier_crawls(recipe))
     clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
     return Curated(clean, [origin, documents, measured, selected, unique, clean])
 
@@ -44,6 +44,15 @@ def _raw_documents(recipe: PipelineConfig) -> tuple[Source, Documents]:
     assert recipe.sources.documents is not None, "the recipe was checked"
     files = bring_in(recipe, "documents", recipe.sources.documents)
     return files, import_documents(recipe.import_documents, files)
+
+
+def _earlier_crawls(recipe: PipelineConfig) -> list[Documents]:
+    """Return the crawls that a new one must not repeat."""
+    if not recipe.dedup_index:
+        return []
+    from lmpipe.curation.dedup_index import open_index
+
+    return open_index(recipe.settings().store, recipe.dedup_index)
 
 
 def benchmarks(recipe: PipelineConfig) -> Source:

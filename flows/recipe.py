@@ -92,6 +92,9 @@ class PipelineConfig(_Section):
     signals: SignalsConfig = Field(SignalsConfig(), description="What is measured.")
     select: SelectConfig = Field(SelectConfig(), description="What is kept.")
     dedup: DedupConfig = Field(DedupConfig(), description="Exact and near-duplicate removal.")
+    dedup_index: str = Field(
+        "", description="List of earlier crawls to compare with (`lmpipe dedup-index`)."
+    )
     decontaminate: DecontaminateConfig = Field(
         DecontaminateConfig(), description="Removal of eval items."
     )

@@ -1,27 +1,34 @@
 """dedup: one document of each set of equal or nearly equal ones is kept.
 
-Equal: the same folded words (case, accents, punctuation and blanks do not count). Nearly equal: two
-documents meet in a MinHash band (see minhash.py) and agree in at least `min_similarity` of their
-minima. The longest stays; of equally long ones that with the smallest id. So the outcome depends on
-the set of documents alone, not on their order or on who works on them.
+Of one address (if asked for): the normalised URLs are the same (see urls.py). Equal: the same
+folded words (case, accents, punctuation and blanks do not count). Nearly equal: two documents meet
+in a MinHash band (see minhash.py) and, compared n-gram by n-gram, are similar enough, or the kept
+one contains the other (see verification.py). Which one stays is a policy; ties go to the longer
+one, then to the smaller id. So the outcome depends on the set of documents alone, not on their
+order or on who works on them.
 
-Two passes over the shards with one gathering between them:
+Passes over the shards, with a gathering between them:
 
 1. sketch: id, length, digest, minima and band keys of each document, shard by shard, in parallel;
-2. gather: digests and one band's keys at a time are sorted and joined by union-find. Memory is
-   about 60 bytes a document plus 24 for the band in work, whatever the number of bands;
-3. filter: each shard writes the documents that stay and its part of the ledger.
+2. gather: band by band, keys are dealt to parts that fit `runtime.sort_memory_mb` and joined
+   (clusters.py). Memory is that and about 50 bytes a document, whatever the number of bands;
+3. verify: the n-grams of documents that met, and of no others, are shuffled and compared;
+4. filter: each shard writes the documents that stay, its part of the ledger, and the evidence:
+   keeper, similarity, containment both ways, and how many words are lost.
 
-The sketches stay in the artifact (560 bytes a document by default): a later crawl can be compared
-with them without reading any text again.
+The sketches stay in the artifact (576 bytes a document by default). With earlier crawls as input,
+theirs are compared with too: only new documents go, and the ledger names the earlier one they
+repeat. See dedup_index.py for the list of crawls that a new one is compared with.
+
+A keeper may itself go, for a third: an address's keeper for a near duplicate. Its own row says so.
 
 Documents with fewer words than the n-gram have no n-grams and are compared for equality only; one
-without any word is compared by nothing and stays.
+without any word is compared by nothing but its address.
 """
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -33,7 +40,7 @@ from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
-    from lmpipe.curation.duplicates import Duplicates
+    from lmpipe.curation.duplicates import Sketches, Verdicts
 
 
 class DedupConfig(StageConfig):
@@ -44,12 +51,27 @@ class DedupConfig(StageConfig):
         14, ge=0, le=256, description="Bands of a signature; 0 removes equal documents only."
     )
     rows: int = Field(8, ge=1, le=64, description="Minima in a band; all must agree to meet.")
+    verify: bool = Field(
+        True, description="Compare documents that met by their n-grams; else by their minima."
+    )
     min_similarity: float = Field(
         0.7,
         ge=0,
         le=1,
-        description="Documents that met go only if they agree with the kept one in this share of "
-        "their minima; 0 trusts the bands alone, as FineWeb does, chains included.",
+        description="Documents that met go if they are that similar (Jaccard) to a kept one; 0 "
+        "trusts the bands alone, as FineWeb does, chains included.",
+    )
+    min_containment: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="They also go if a kept one holds this share of their n-grams (verify only).",
+    )
+    keep: Literal["longest", "best_quality", "earliest"] = Field(
+        "longest", description="Which document of a set stays, before length and id decide."
+    )
+    same_url: bool = Field(
+        False, description="Documents of one normalised address are duplicates, whatever they say."
     )
     max_keepers: int = Field(
         1024,
@@ -70,42 +92,98 @@ class DedupConfig(StageConfig):
     stop_on_alarm: bool = Field(False, description="Fail instead of warning.")
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def dedup(
-    out: Output[Documents], config: DedupConfig, documents: Documents, *, runtime: Runtime
+    out: Output[Documents],
+    config: DedupConfig,
+    documents: Documents,
+    earlier: list[Documents],
+    *,
+    runtime: Runtime,
 ) -> Documents:
     """Keep one document of each set of duplicates; the others name it in the ledger.
 
     Raises:
-        InputError: there are no documents, or an alarm with `stop_on_alarm`.
+        InputError: there are no documents, an earlier crawl's sketches do not fit, or an alarm with
+            `stop_on_alarm`.
     """
-    from lmpipe.curation.duplicates import find_duplicates
+    from lmpipe.curation.duplicates import Sketches, earlier_shards, new_shards
     from lmpipe.curation.word_hashes import enough_workers
     from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
-    runtime = enough_workers(runtime, count_documents(documents))
-    sketch = partial(sketch_shard, config=config, documents=documents, names=names)
-    sketches = out.run_shards([f"sketch-{key}" for key in names], sketch, runtime)
-    found = find_duplicates(out, sketches, config)
-    if found.num_documents == 0:
+    count = count_documents(documents)
+    if count == 0:
         raise InputError("dedup got no documents; look at what the stage before removed")
-    removals = _store_removals(out, found, list(names))
-    work = partial(
-        filter_shard,
-        config=config,
-        documents=documents,
-        names=names,
-        store=out.store,
-        removals=removals,
-    )
-    records = out.run_shards(list(names), work, runtime)
-    num_kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("dedup", found.num_documents, num_kept, gather_parts(out, list(names)))
-    warn_of_low_yield(out, "dedup", found.num_documents, num_kept, runtime)
-    _report(out, config, found, records)
+    past = earlier_shards([crawl for crawl in earlier if not _is_same(crawl, documents)], config)
+    runtime = enough_workers(runtime, count)
+    sketch = partial(sketch_shard, config=config, documents=documents, names=names)
+    made = out.run_shards([f"sketch-{key}" for key in names], sketch, runtime)
+    with out.scratch(runtime) as scratch:
+        shards = new_shards(documents, made) + past
+        sketches = Sketches(out.store, shards, config.bands, config.rows, scratch)
+        verdicts = _find(out, sketches, config, scratch, runtime)
+        removals = _store_removals(out, sketches, verdicts, list(names))
+        work = partial(
+            filter_shard,
+            config=config,
+            documents=documents,
+            names=names,
+            store=out.store,
+            removals=removals,
+        )
+        records = out.run_shards(list(names), work, runtime)
+        num_kept = sum(int(record.counts["kept"]) for record in records)
+        assert_conserved("dedup", count, num_kept, gather_parts(out, list(names)))
+        warn_of_low_yield(out, "dedup", count, num_kept, runtime)
+        _report(out, config, sketches, verdicts, records)
     return out.commit()
+
+
+def _is_same(crawl: Documents, documents: Documents) -> bool:
+    """Say whether an earlier artifact is of these very documents: it would remove them all."""
+    return any(entry.digest == documents.digest for entry in crawl.manifest.inputs)
+
+
+def _find(
+    out: Output[Documents],
+    sketches: "Sketches",
+    config: DedupConfig,
+    scratch: Path,
+    runtime: Runtime,
+) -> "Verdicts":
+    """Decide who goes: first documents of one address, then equal ones, then near ones."""
+    import numpy as np
+
+    from lmpipe.curation.duplicates import EXACT, NEAR, SAME_URL, Gathering
+    from lmpipe.curation.verification import Comparison, verify
+
+    gathering = Gathering(sketches, config, scratch, runtime)
+    verdicts = gathering.verdicts
+    comparisons = []
+    if config.same_url:
+        groups = gathering.equal_urls()
+        new = groups.members < sketches.num_new
+        verdicts.remove(groups.members[new], groups.firsts()[new], SAME_URL)
+        comparisons.append(Comparison(groups, SAME_URL))
+    groups = gathering.equal_texts()
+    new = groups.members < sketches.num_new
+    equal, keepers = groups.members[new], groups.firsts()[new]
+    verdicts.remove(equal, keepers, EXACT)
+    if config.bands:
+        groups = gathering.near_texts(out)
+        out.metric("met_clusters", len(groups.sizes))
+        out.metric("met_documents", len(groups.members))
+        if config.verify:
+            comparisons.append(Comparison(groups, NEAR))
+        else:
+            gathering.estimated(groups)
+    if config.verify:
+        verify(out, sketches, verdicts, comparisons, config, runtime)
+    verdicts.settle_equal(np.flatnonzero(verdicts.reasons == EXACT))
+    out.log(f"the gathering spilled {gathering.spilled_bytes:,} bytes")
+    return verdicts
 
 
 def sketch_shard(
@@ -126,9 +204,12 @@ def sketch_shard(
     number = key.removeprefix("sketch-")
     width = config.bands * config.rows
     family = HashFamily.from_seed(config.seed, width)
+    columns = ["id", "text"]
+    columns += ["url"] if config.same_url else []
+    columns += {"best_quality": ["quality_score"], "earliest": ["date"]}.get(config.keep, [])
     heads, minima = [np.empty(0, HEAD)], [np.empty((0, width), np.uint32)]
-    for batch in read_shard(documents, names[number], ["id", "text"]):
-        head, rows = sketch_batch(batch, config.ngram, family)
+    for batch in read_shard(documents, names[number], columns):
+        head, rows = sketch_batch(batch, config, family)
         heads.append(head)
         minima.append(rows)
     shard.counts["documents"] = sum(len(head) for head in heads)
@@ -145,17 +226,18 @@ def filter_shard(
     store: Store,
     removals: dict[str, str],
 ) -> None:
-    """Write one shard's documents that stay, and its part of the ledger."""
+    """Write one shard's documents that stay, its part of the ledger, and the evidence."""
     import numpy as np
     import pyarrow as pa
 
-    from lmpipe.curation.duplicates import REMOVAL, unpack_id
-    from lmpipe.documents.ledger import removal, write_part
+    from lmpipe.curation.duplicates import REMOVAL
+    from lmpipe.curation.evidence import evidence_table, ledger_rows, write_evidence
+    from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
     from lmpipe.documents.write import DocumentWriter
 
     gone = np.frombuffer(store.read(removals[key]) or b"", REMOVAL)
-    first, hosts, rows = 0, _Hosts(), []
+    first, hosts, rows, evidence, stays = 0, _Hosts(), [], [], [np.empty(0, np.bool)]
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
             last = first + batch.num_rows
@@ -164,24 +246,16 @@ def filter_shard(
             keep[mine["row"] - first] = False
             writer.write_table(batch.filter(pa.array(keep)))
             ids, urls = (batch.column(c).take(pa.array(mine["row"] - first)) for c in ("id", "url"))
-            for row, id_, url in zip(mine, ids.to_pylist(), urls.to_pylist(), strict=True):
-                score = float(row["similarity"])
-                rows.append(
-                    removal(
-                        id_,
-                        "dedup",
-                        "exact_duplicate" if row["exact"] else "near_duplicate",
-                        score=score,
-                        threshold=1.0 if row["exact"] else config.min_similarity,
-                        keeper=unpack_id(row["keeper"]),
-                        similarity=score,
-                        url=url,
-                    )
-                )
+            rows += ledger_rows(mine, ids.to_pylist(), urls.to_pylist(), config)
+            evidence.append(evidence_table(mine, ids))
             hosts.add(batch.column("host").to_pylist(), keep.tolist())
+            stays.append(keep)
             first = last
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, rows)
+    write_evidence(shard, key, evidence)
+    shard.write_bytes(f"sketches/{key}.stays", np.concatenate(stays).tobytes())
+    shard.set_rows(f"sketches/{key}.stays", first)
     shard.counts["kept"] = writer.num_rows
     shard.info["hosts"] = hosts.counts
 
@@ -199,53 +273,61 @@ class _Hosts:
             count[1] += not stays
 
 
-def _store_removals(out: Output[Documents], found: "Duplicates", keys: list[str]) -> dict[str, str]:
+def _store_removals(
+    out: Output[Documents], sketches: "Sketches", verdicts: "Verdicts", keys: list[str]
+) -> dict[str, str]:
     """Put each shard's removals where its worker finds them; they are no part of the artifact."""
+    from lmpipe.curation.duplicates import removals
+
     paths = {}
     for index, key in enumerate(keys):
         name = f"removals/{key}"
-        out.write_bytes(name, found.removals(index).tobytes())
+        out.write_bytes(name, removals(sketches, verdicts, index).tobytes())
         paths[key] = out.files.pop(name).path
     return paths
 
 
 def _report(
-    out: Output[Documents], config: DedupConfig, found: "Duplicates", records: list[ShardRecord]
+    out: Output[Documents],
+    config: DedupConfig,
+    sketches: "Sketches",
+    verdicts: "Verdicts",
+    records: list[ShardRecord],
 ) -> None:
     import numpy as np
 
-    removed, exact = found.is_removed, found.exact
-    num_exact, num_near = int(exact.sum()), int((removed & ~exact).sum())
-    out.metric("input", found.num_documents)
-    out.metric("kept", int((~removed).sum()))
-    out.metric("removed", {"exact_duplicate": num_exact, "near_duplicate": num_near})
-    keepers, followers = np.unique(found.keepers[removed], return_counts=True)
+    from lmpipe.curation.duplicates import REASONS, unpack_id
+
+    removed = verdicts.is_removed
+    out.metric("input", sketches.num_new)
+    out.metric("kept", sketches.num_new - int(removed.sum()))
+    counts = np.bincount(verdicts.reasons[removed], minlength=len(REASONS)).tolist()
+    shown = [n for n in range(len(REASONS)) if n or config.same_url]
+    out.metric("removed", {REASONS[number]: counts[number] for number in shown})
+    repeats = verdicts.keepers[removed] >= sketches.num_new
+    out.metric("repeats_of_earlier", int(repeats.sum()))
+    out.metric("lost_words", int(verdicts.novel_words[removed].clip(0).sum()))
+    keepers, followers = np.unique(verdicts.keepers[removed], return_counts=True)
     largest = np.argsort(-followers, kind="stable")[:20]
     rows = []
     for index in largest.tolist():
-        mine = found.similarity[removed & (found.keepers == keepers[index])]
+        mine = verdicts.similarity[removed & (verdicts.keepers == keepers[index])]
         rows.append(
             {
-                "keeper": _id_of(found, int(keepers[index])),
+                "keeper": unpack_id(sketches.heads["id"][int(keepers[index])]),
                 "removed": int(followers[index]),
-                "mean similarity": round(float(mine.mean()), 3),
+                "mean similarity": round(float(np.nanmean(mine)), 3),
             }
         )
+    rows.sort(key=lambda row: (-int(str(row["removed"])), str(row["keeper"])))
     out.table("largest clusters", rows)
     out.metric("largest_cluster", int(followers.max()) + 1 if len(followers) else 1)
-    out.metric("met_clusters", len(found.cluster_sizes))
     hosts = _merge_hosts(records)
     worst = sorted(hosts, key=lambda host: (-hosts[host][1], host))[:20]
     out.table(
         "hosts", [{"host": h, "documents": hosts[h][0], "removed": hosts[h][1]} for h in worst]
     )
     _raise_alarms(out, config, rows, hosts)
-
-
-def _id_of(found: "Duplicates", document: int) -> str:
-    from lmpipe.curation.duplicates import unpack_id
-
-    return unpack_id(found.heads["id"][document])
 
 
 def _merge_hosts(records: list[ShardRecord]) -> dict[str, list[int]]:

@@ -1,7 +1,9 @@
-"""Sketches of documents, and who is whose duplicate: the gathering between dedup's two passes."""
+"""Sketches of documents, and who is whose duplicate: the gathering between dedup's passes."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,32 +13,103 @@ from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.store import Store
-from lmpipe.curation.clusters import Clusters
+from lmpipe.artifacts.types import Documents
+from lmpipe.curation.clusters import Clusters, join_keys
 from lmpipe.curation.minhash import HashFamily, band_keys, choose_keepers, signatures
+from lmpipe.curation.urls import url_keys
 from lmpipe.curation.word_hashes import hash_words
+from lmpipe.documents.read import shard_names
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
     from lmpipe.curation.dedup import DedupConfig
 
-# One row a document: what is needed to tell equal documents and to prefer one of them.
+# One row a document: what is needed to tell equal documents and to prefer one of them. `url` is 0
+# for a document without an address.
 HEAD = np.dtype(
-    [("id", "<u8", 2), ("digest", "<u8", 2), ("num_characters", "<i8"), ("num_words", "<i8")]
+    [
+        ("id", "<u8", 2),
+        ("digest", "<u8", 2),
+        ("url", "<u8"),
+        ("preference", "<i8"),
+        ("num_characters", "<i8"),
+        ("num_words", "<i8"),
+    ]
 )
-# One row a removed document: its row in the shard, and why it goes.
-REMOVAL = np.dtype([("row", "<i8"), ("keeper", "<u8", 2), ("similarity", "<f8"), ("exact", "?")])
+REASONS = ("same_url", "exact_duplicate", "near_duplicate")
+SAME_URL, EXACT, NEAR = range(3)
+# One row a removed document: its row in the shard, and the evidence. NaN and -1: not compared.
+REMOVAL = np.dtype(
+    [
+        ("row", "<i8"),
+        ("keeper", "<u8", 2),
+        ("reason", "<i4"),
+        ("similarity", "<f8"),
+        ("containment", "<f8"),
+        ("keeper_containment", "<f8"),
+        ("novel_words", "<i8"),
+        ("num_words", "<i8"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of documents and its sketches.
+
+    Attributes:
+        documents, name: where the texts lie.
+        paths: the sketches' objects by kind (heads, minima, keys), and `stays` for a shard of an
+            earlier crawl: which rows of its sketches are documents that it kept.
+        count: number of sketches.
+        is_earlier: whether it belongs to an earlier crawl, which loses nothing.
+    """
+
+    documents: Documents
+    name: str
+    paths: dict[str, str]
+    count: int
+    is_earlier: bool
 
 
 def sketch_batch(
-    batch: pa.RecordBatch, ngram: int, family: HashFamily
+    batch: pa.RecordBatch, config: "DedupConfig", family: HashFamily
 ) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """Return heads and signatures of a batch of documents (columns id and text)."""
+    """Return heads and signatures of a batch of documents."""
     words = hash_words(batch.column("text"))
-    heads = np.empty(batch.num_rows, HEAD)
+    heads = np.zeros(batch.num_rows, HEAD)
     heads["id"] = pack_ids(batch.column("id").to_pylist())
     heads["digest"] = words.digests
     heads["num_characters"] = pc.utf8_length(batch.column("text")).to_numpy(zero_copy_only=False)
     heads["num_words"] = words.counts
-    return heads, signatures(words, ngram, family)
+    heads["preference"] = _preferences(batch, config.keep)
+    if config.same_url:
+        heads["url"] = url_keys(batch.column("url").to_pylist())
+    return heads, signatures(words, config.ngram, family)
+
+
+def _preferences(batch: pa.RecordBatch, keep: str) -> NDArray[np.int64] | int:
+    """Return numbers of which the largest is preferred; what is unknown comes last."""
+    worst = np.iinfo(np.int64).min
+    if keep == "best_quality":
+        scores = pc.fill_null(batch.column("quality_score"), float("-inf"))
+        values = scores.to_numpy(zero_copy_only=False).astype(np.float64)
+        known = np.isfinite(values)
+        ranks = np.where(known, np.round(np.where(known, values, 0) * 1e9), 0).astype(np.int64)
+        return np.where(known, ranks, worst)
+    if keep == "earliest":
+        dates = [_seconds(date) for date in batch.column("date").to_pylist()]
+        return np.array([worst if at is None else -at for at in dates], np.int64)
+    return 0  # the longest: what breaks ties anyway
+
+
+def _seconds(date: str | None) -> int | None:
+    try:
+        at = np.datetime64((date or "").removesuffix("Z"), "s")
+    except ValueError:
+        return None
+    return None if np.isnat(at) else int(at.astype(np.int64))
 
 
 def write_sketch(
@@ -52,120 +125,299 @@ def write_sketch(
         shard.set_rows(f"sketches/{number}.{name}", len(heads))
 
 
+def new_shards(documents: Documents, sketches: list[ShardRecord]) -> list[Shard]:
+    """Return the shards of the documents in work, with the sketches just made."""
+    return [
+        Shard(
+            documents,
+            name,
+            {file.name.rpartition(".")[2]: file.path for file in record.files},
+            int(record.counts["documents"]),
+            False,
+        )
+        for name, record in zip(shard_names(documents), sketches, strict=True)
+    ]
+
+
+def earlier_shards(earlier: list[Documents], config: "DedupConfig") -> list[Shard]:
+    """Return the shards of earlier crawls, each an artifact of dedup with its sketches.
+
+    Raises:
+        InputError: it has no sketches, or sketches of other settings, or they are cut short.
+    """
+    widths = {
+        "heads": HEAD.itemsize,
+        "minima": 4 * config.bands * config.rows,
+        "keys": 8 * config.bands,
+        "stays": 1,
+    }
+    shards = []
+    for artifact in sorted(earlier, key=lambda item: item.digest):
+        for field in ("ngram", "bands", "rows", "seed", "same_url"):
+            theirs = artifact.manifest.config.get(field)
+            if theirs != getattr(config, field):
+                raise InputError(
+                    f"{artifact!r} was deduplicated with {field}={theirs}, now "
+                    f"{getattr(config, field)}: sketches cannot be compared; set dedup.{field}="
+                    f"{theirs} or build it again"
+                )
+        for name in shard_names(artifact):
+            number = Path(name).stem
+            paths, counts = {}, set()
+            for kind, width in widths.items():
+                record = artifact.record(f"sketches/{number}.{kind}")
+                size = artifact.store.size(record.path)
+                if size != record.bytes or (width and record.bytes != (record.rows or 0) * width):
+                    raise InputError(
+                        f"{artifact.url(record.name)} has {size} bytes, should have "
+                        f"{(record.rows or 0) * width}: it is cut short; build the artifact again"
+                    )
+                paths[kind] = record.path
+                counts.add(record.rows or 0)
+            assert len(counts) == 1, f"{artifact!r} has sketches of unequal length"
+            shards.append(Shard(artifact, name, paths, counts.pop(), True))
+    return shards
+
+
 @dataclass(frozen=True)
-class Duplicates:
-    """Who goes for whom. Documents are numbered over all shards in input order.
+class Groups:
+    """Sets of documents of which the first stays, for certain or unless the others differ enough.
 
     Attributes:
-        heads: one row a document.
-        bounds: shard number i holds documents `bounds[i]:bounds[i + 1]`.
-        keepers: for each document the number of the one that stays for it; its own if it stays.
-        similarity: estimated similarity with the keeper.
-        exact: it equals its keeper.
-        cluster_sizes: number of documents that met one another, directly or by a chain.
+        members: document numbers, group after group, each in order of preference.
+        bounds: group number i holds `members[bounds[i]:bounds[i + 1]]`.
     """
 
-    heads: NDArray[Any]
+    members: NDArray[np.int64]
     bounds: NDArray[np.int64]
-    keepers: NDArray[np.int64]
-    similarity: NDArray[np.float64]
-    exact: NDArray[np.bool]
-    cluster_sizes: NDArray[np.int64]
 
     @property
-    def num_documents(self) -> int:
-        """Number of documents that came in."""
-        return len(self.heads)
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of members of each group."""
+        return np.diff(self.bounds)
+
+    def firsts(self) -> NDArray[np.int64]:
+        """Return for each member the first of its group."""
+        return np.repeat(self.members[self.bounds[:-1]], self.sizes)
+
+
+class Verdicts:
+    """Who goes for whom, and on which evidence. Filled step by step; a document goes once."""
+
+    def __init__(self, count: int) -> None:
+        self.keepers = np.arange(count, dtype=np.int64)
+        self.reasons = np.full(count, -1, np.int8)
+        self.similarity = np.full(count, np.nan, np.float32)
+        self.containment = np.full(count, np.nan, np.float32)
+        self.keeper_containment = np.full(count, np.nan, np.float32)
+        self.novel_words = np.full(count, -1, np.int32)
 
     @property
     def is_removed(self) -> NDArray[np.bool]:
         """Whether each document goes."""
-        removed: NDArray[np.bool] = self.keepers != np.arange(len(self.keepers))
-        return removed
+        return np.asarray(self.reasons >= 0)
 
-    def removals(self, shard: int) -> NDArray[Any]:
-        """Return the rows that go from one shard."""
-        first, last = self.bounds[shard], self.bounds[shard + 1]
-        gone = np.flatnonzero(self.is_removed[first:last]) + first
-        rows = np.empty(len(gone), REMOVAL)
-        rows["row"] = gone - first
-        rows["keeper"] = self.heads["id"][self.keepers[gone]]
-        rows["similarity"] = self.similarity[gone]
-        rows["exact"] = self.exact[gone]
+    def remove(self, members: NDArray[np.int64], keepers: NDArray[np.int64], reason: int) -> None:
+        """Let members go for keepers; those that are their own keeper stay."""
+        gone = members != keepers
+        self.keepers[members[gone]] = keepers[gone]
+        self.reasons[members[gone]] = reason
+
+    def settle_equal(self, equal: NDArray[np.int64]) -> None:
+        """Let copies of a near duplicate go for what it goes for: their n-grams are the same."""
+        self.similarity[equal] = self.containment[equal] = self.keeper_containment[equal] = 1
+        self.novel_words[equal] = 0
+        keepers = self.keepers[equal]
+        moved = self.reasons[keepers] >= 0
+        equal, keepers = equal[moved], keepers[moved]
+        for values in (self.reasons, self.keepers, self.similarity, self.containment,
+                       self.keeper_containment, self.novel_words):  # fmt: skip
+            values[equal] = values[keepers]
+
+
+class Sketches:
+    """The sketches of all shards, read as arrays over all documents.
+
+    Documents are numbered in input order, those of earlier crawls after all new ones. Heads lie in
+    a scratch file mapped into memory, so that what is not looked at costs none.
+    """
+
+    def __init__(self, store: Store, shards: list[Shard], bands: int, rows: int, scratch: Path):
+        self._store, self._width, self._bands = store, bands * rows, bands
+        self.shards = shards
+        self._stays = [
+            np.frombuffer(self._read(shard, "stays"), np.bool) if shard.is_earlier else None
+            for shard in shards
+        ]
+        counts = [
+            shard.count if stays is None else int(stays.sum())
+            for shard, stays in zip(shards, self._stays, strict=True)
+        ]
+        self.bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+        self.num_new = sum(n for n, s in zip(counts, shards, strict=True) if not s.is_earlier)
+        path = scratch / "heads"
+        with path.open("wb") as file:
+            for number in range(len(shards)):
+                file.write(self.heads_of(number).tobytes())
+        empty = np.empty(0, HEAD)
+        self.heads: NDArray[Any] = np.memmap(path, HEAD, "r") if path.stat().st_size else empty
+
+    @property
+    def count(self) -> int:
+        """Number of documents, earlier crawls included."""
+        return int(self.bounds[-1])
+
+    def heads_of(self, shard: int) -> NDArray[Any]:
+        """Return the heads of one shard's documents."""
+        heads = np.frombuffer(self._read(self.shards[shard], "heads"), HEAD)
+        stays = self._stays[shard]
+        return heads if stays is None else heads[stays]
+
+    def keys(self, band: int) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+        """Yield one band's keys and the documents' numbers: one range is read of each shard."""
+        for number, shard in enumerate(self.shards):
+            data = self._read(shard, "keys", 8 * shard.count * band, 8 * shard.count)
+            keys = np.frombuffer(data, "<u8").astype(np.uint64)
+            stays = self._stays[number]
+            keys = keys if stays is None else keys[stays]
+            yield keys, np.arange(self.bounds[number], self.bounds[number + 1])
+
+    def minima(self, members: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the signatures of some documents, reading each shard that holds any of them."""
+        rows = np.empty((len(members), self._width), np.uint32)
+        shards = self.shard_of(members)
+        for number in np.unique(shards).tolist():
+            mine = np.flatnonzero(shards == number)
+            data = np.frombuffer(self._read(self.shards[number], "minima"), "<u4")
+            all_rows = data.reshape(-1, self._width)
+            stays = self._stays[number]
+            all_rows = all_rows if stays is None else all_rows[stays]
+            rows[mine] = all_rows[members[mine] - self.bounds[number]]
         return rows
 
+    def shard_of(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the shard that each document lies in."""
+        return np.searchsorted(self.bounds, members, side="right").astype(np.int64) - 1
 
-def find_duplicates(
-    out: Output[Any], sketches: list[ShardRecord], config: "DedupConfig"
-) -> Duplicates:
-    """Gather the shards' sketches: equal documents first, then near ones among the rest."""
-    reader = _Sketches(out.store, sketches, config.bands, config.bands * config.rows)
-    heads = reader.heads()
-    rank = preference(heads)
-    keepers = equal_keepers(heads, rank)
-    distinct = np.flatnonzero(
-        (keepers == np.arange(len(heads))) & (heads["num_words"] >= config.ngram)
-    )
-    clusters = Clusters(len(heads))
-    for band in range(config.bands):
-        clusters.join_equal(reader.keys(band)[distinct], distinct)
-        out.progress(band + 1, config.bands, unit="bands")
-    near, similarity, sizes = near_keepers(reader, clusters.roots(), distinct, rank, config)
-    exact = keepers != np.arange(len(heads))
-    final = near[keepers]  # an equal document's keeper may itself go for a longer near one
-    exact &= final == keepers
-    return Duplicates(heads, reader.bounds, final, similarity[keepers], exact, sizes)
+    def _read(self, shard: Shard, kind: str, start: int = 0, size: int = -1) -> bytes:
+        with self._store.open(shard.paths[kind]) as file:
+            file.seek(start)
+            return file.read(size)
 
 
-def preference(heads: NDArray[Any]) -> NDArray[np.int64]:
-    """Rank documents: the longest first, of equally long ones the smallest id."""
-    ids = heads["id"]
-    order = np.lexsort((ids[:, 1], ids[:, 0], -heads["num_characters"]))
-    rank = np.empty(len(heads), np.int64)
-    rank[order] = np.arange(len(heads))
-    return rank
+class Gathering:
+    """Finds, from sketches alone, who may go for whom."""
+
+    def __init__(
+        self, sketches: Sketches, config: "DedupConfig", scratch: Path, runtime: Runtime
+    ) -> None:
+        self.sketches, self._config, self._scratch = sketches, config, scratch
+        self._memory = runtime.sort_memory_mb << 20
+        self._threads = min(2, runtime.workers)
+        self.verdicts = Verdicts(sketches.count)
+        self.spilled_bytes = 0
+
+    def equal_urls(self) -> Groups:
+        """Group documents of one address."""
+        return self._group(lambda heads: (heads["url"], heads["url"] != 0), "url")
+
+    def equal_texts(self) -> Groups:
+        """Group documents of the same words, those without any apart."""
+        return self._group(lambda heads: (heads["digest"][:, 0], heads["num_words"] > 0), "digest")
+
+    def near_texts(self, out: Output[Any]) -> Groups:
+        """Group documents that meet in a band, directly or by a chain."""
+        clusters = Clusters(self.sketches.count)
+        distinct = ~self.verdicts.is_removed
+        for number, (first, last) in enumerate(self._ranges()):
+            long = self.sketches.heads_of(number)["num_words"] >= self._config.ngram
+            distinct[first:last] &= long
+        for band in range(self._config.bands):
+            batches = (
+                (keys[distinct[numbers]], numbers[distinct[numbers]])
+                for keys, numbers in self.sketches.keys(band)
+            )
+            self._join(clusters, batches)
+            out.progress(band + 1, self._config.bands, unit="bands")
+        return self._ordered(*clusters.members())
+
+    def estimated(self, groups: Groups) -> None:
+        """Let near documents go by their minima alone."""
+        config, verdicts = self._config, self.verdicts
+        chosen, scores = choose_keepers(
+            self.sketches.minima(groups.members),
+            groups.bounds,
+            config.min_similarity,
+            config.max_keepers,
+        )
+        keepers = groups.members[chosen]
+        new = groups.members < self.sketches.num_new
+        verdicts.remove(groups.members[new], keepers[new], NEAR)
+        verdicts.similarity[groups.members[new]] = scores[new]
+
+    def _group(self, key_of: Any, exact: str) -> Groups:
+        clusters = Clusters(self.sketches.count)
+        kept = ~self.verdicts.is_removed
+
+        def batches() -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+            for number, (first, last) in enumerate(self._ranges()):
+                keys, wanted = key_of(self.sketches.heads_of(number))
+                wanted = wanted & kept[first:last]
+                yield keys[wanted], np.arange(first, last)[wanted]
+
+        self._join(clusters, batches())
+        members, roots = clusters.members()
+        whole = self.sketches.heads[exact]
+        same = whole[members] == whole[roots]  # the key is half of a digest
+        same = same.all(axis=1) if same.ndim == 2 else same
+        return self._ordered(members[same], roots[same])
+
+    def _join(self, clusters: Clusters, batches: Iterable[Any]) -> None:
+        self.spilled_bytes += join_keys(
+            clusters, batches, self.sketches.count, self._scratch, self._memory, self._threads
+        )
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        bounds = self.sketches.bounds.tolist()
+        return list(itertools.pairwise(bounds))
+
+    def _ordered(self, members: NDArray[np.int64], roots: NDArray[np.int64]) -> Groups:
+        """Sort groups' members: earlier crawls, then the preferred, the longest, the smallest id.
+
+        Groups of earlier documents alone are dropped: nothing can go there.
+        """
+        heads = self.sketches.heads[members]
+        ids, is_new = heads["id"], members < self.sketches.num_new
+        order = np.lexsort(
+            (ids[:, 1], ids[:, 0], -heads["num_characters"], ~heads["preference"], is_new, roots)
+        )
+        members, roots, is_new = members[order], roots[order], is_new[order]
+        starts = np.flatnonzero(np.diff(roots, prepend=-1))
+        sizes = np.diff(np.append(starts, len(members)))
+        useful = np.add.reduceat(is_new, starts) > 0 if len(starts) else np.empty(0, np.bool)
+        useful = useful & (sizes > 1)
+        # groups in an order that depends on the documents alone
+        first_ids = self.sketches.heads["id"][members[starts]].reshape(-1, 2)
+        rank = np.lexsort((first_ids[:, 1], first_ids[:, 0]))
+        rank = rank[useful[rank]]
+        picked = [np.arange(starts[g], starts[g] + sizes[g]) for g in rank.tolist()]
+        rows = np.concatenate([np.empty(0, np.int64), *picked])
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[rank])])
+        return Groups(members[rows], bounds.astype(np.int64))
 
 
-def equal_keepers(heads: NDArray[Any], rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each document the preferred one of those with its words; without words, itself."""
-    keepers = np.arange(len(heads), dtype=np.int64)
-    wordy = np.flatnonzero(heads["num_words"] > 0)
-    digests = heads["digest"][wordy]
-    order = np.lexsort((rank[wordy], digests[:, 1], digests[:, 0]))
-    digests, wordy = digests[order], wordy[order]
-    starts = np.ones(len(wordy), np.bool)
-    starts[1:] = (digests[1:] != digests[:-1]).any(axis=1)
-    firsts = np.flatnonzero(starts)
-    if len(firsts):
-        keepers[wordy] = wordy[firsts[np.cumsum(starts) - 1]]
-    return keepers
-
-
-def near_keepers(
-    reader: "_Sketches",
-    roots: NDArray[np.int64],
-    distinct: NDArray[np.int64],
-    rank: NDArray[np.int64],
-    config: "DedupConfig",
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Choose keepers in each cluster of documents that met.
-
-    Returns:
-        For each document its keeper and their similarity, and the clusters' sizes.
-    """
-    keepers = np.arange(len(roots), dtype=np.int64)
-    similarity = np.ones(len(roots), np.float64)
-    order = distinct[np.lexsort((rank[distinct], roots[distinct]))]
-    _, sizes = np.unique(roots[order], return_counts=True)
-    shared = sizes > 1
-    members = order[np.repeat(shared, sizes)]
-    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[shared])])
-    chosen, scores = choose_keepers(
-        reader.minima(members), bounds, config.min_similarity, config.max_keepers
-    )
-    keepers[members] = members[chosen]
-    similarity[members] = scores
-    return keepers, similarity, np.sort(sizes[shared])[::-1]
+def removals(sketches: Sketches, verdicts: Verdicts, shard: int) -> NDArray[Any]:
+    """Return the rows that go from one shard, with the evidence."""
+    first, last = int(sketches.bounds[shard]), int(sketches.bounds[shard + 1])
+    gone = np.flatnonzero(verdicts.is_removed[first:last]) + first
+    rows = np.empty(len(gone), REMOVAL)
+    rows["row"] = gone - first
+    rows["keeper"] = sketches.heads["id"][verdicts.keepers[gone]].reshape(-1, 2)
+    rows["reason"] = verdicts.reasons[gone]
+    rows["num_words"] = sketches.heads["num_words"][gone]
+    for name in ("similarity", "containment", "keeper_containment", "novel_words"):
+        rows[name] = getattr(verdicts, name)[gone]
+    return rows
 
 
 def pack_ids(ids: Iterable[str]) -> NDArray[np.uint64]:
@@ -176,45 +428,3 @@ def pack_ids(ids: Iterable[str]) -> NDArray[np.uint64]:
 def unpack_id(pair: NDArray[np.uint64]) -> str:
     """Return the id of a pair of numbers."""
     return f"{int(pair[0]):016x}{int(pair[1]):016x}"
-
-
-class _Sketches:
-    """The sketches that a stage's shards wrote, read as arrays over all documents."""
-
-    def __init__(self, store: Store, records: list[ShardRecord], bands: int, width: int) -> None:
-        self._store = store
-        self._paths = [
-            {file.name.rpartition(".")[2]: file.path for file in record.files} for record in records
-        ]
-        self._width = width
-        counts = [int(record.counts["documents"]) for record in records]
-        self.bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-
-    def heads(self) -> NDArray[Any]:
-        """Return one row a document."""
-        return np.concatenate(
-            [np.empty(0, HEAD)] + [np.frombuffer(self._read(p["heads"]), HEAD) for p in self._paths]
-        )
-
-    def keys(self, band: int) -> NDArray[np.uint64]:
-        """Return one band's keys of all documents: one range is read of each shard."""
-        parts = [np.empty(0, np.uint64)]
-        for paths, size in zip(self._paths, np.diff(self.bounds).tolist(), strict=True):
-            data = self._read(paths["keys"], 8 * size * band, 8 * size)
-            parts.append(np.frombuffer(data, "<u8").astype(np.uint64))
-        return np.concatenate(parts)
-
-    def minima(self, members: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the signatures of some documents, reading each shard that holds any of them."""
-        rows = np.empty((len(members), self._width), np.uint32)
-        shards = np.searchsorted(self.bounds, members, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            mine = np.flatnonzero(shards == shard)
-            data = np.frombuffer(self._read(self._paths[shard]["minima"]), "<u4")
-            rows[mine] = data.reshape(-1, self._width)[members[mine] - self.bounds[shard]]
-        return rows
-
-    def _read(self, path: str, start: int = 0, size: int = -1) -> bytes:
-        with self._store.open(path) as file:
-            file.seek(start)
-            return file.read(size)

@@ -1,0 +1,63 @@
+"""Commands of curation: `lmpipe dedup-index` and `lmpipe contamination`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmpipe.errors import ConfigError
+
+app = typer.Typer()
+Root = Annotated[str, typer.Option("--store", help="The store's root.")]
+
+
+@app.command("dedup-index")
+def dedup_index(
+    name: Annotated[str, typer.Argument(help="The index, as a recipe's dedup_index names it.")],
+    add: Annotated[str, typer.Option(help="Add a crawl: the start of a dedup artifact's id.")] = "",
+    remove: Annotated[str, typer.Option(help="Take a crawl out.")] = "",
+    store: Root = "artifacts",
+) -> None:
+    """Show or change the list of earlier crawls that a new one is compared with."""
+    from lmpipe.artifacts.store import Store
+    from lmpipe.curation.dedup_index import (
+        add_crawl,
+        dependents,
+        open_index,
+        read_index,
+        remove_crawl,
+    )
+
+    opened = Store(store)
+    if add and remove:
+        raise ConfigError("give either --add or --remove, got both")
+    if add:
+        add_crawl(opened, name, add)
+    if remove:
+        crawls = open_index(opened, name)
+        left = remove_crawl(opened, name, remove)
+        (gone,) = (crawl for crawl in crawls if crawl.id not in left)
+        for id_, count in dependents(gone, crawls).items():
+            print(f"dedup/{id_} lost {count} documents to it; build it again to have them back")
+    for id_ in read_index(opened, name):
+        print(f"dedup/{id_}")
+
+
+@app.command("contamination")
+def contamination(
+    files: Annotated[list[Path], typer.Argument(help="JSONL files of conversations or texts.")],
+    benchmarks: Annotated[list[Path], typer.Option(help="Eval items as JSONL; may repeat.")],
+    to: Annotated[Path, typer.Option(help="Report, to lie beside the files.")] = Path(
+        "contamination.json"
+    ),
+    ngram: Annotated[int, typer.Option(min=1, max=64, help="Words in an n-gram.")] = 13,
+) -> None:
+    """Search files of conversations for evaluation items and write the report that sft asks for."""
+    import json
+
+    from lmpipe.curation.contamination_of_files import report_on_files
+
+    report = report_on_files(files, benchmarks, ngram)
+    to.write_text(json.dumps(report, indent=1, sort_keys=True))
+    flagged, count = report["flagged_documents"], report["documents"]
+    print(f"{flagged} of {count} records hold evaluation items; see {to}")

@@ -1,0 +1,70 @@
+"""A contamination report on files outside the store, such as conversations for fine-tuning."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from lmpipe.benchmarks.items import read_benchmarks
+from lmpipe.curation.contamination import Findings, flag_documents, report, scan_texts
+from lmpipe.curation.decontaminate import DecontaminateConfig
+from lmpipe.curation.ngram_index import NgramIndex
+from lmpipe.errors import InputError
+
+
+class _Files:
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = {path.name: path for path in paths}
+        if len(self._paths) < len(paths):
+            raise InputError(f"two benchmark files have one name: {sorted(map(str, paths))}")
+
+    def names(self, prefix: str = "") -> list[str]:
+        return [name for name in sorted(self._paths) if name.startswith(prefix)]
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._paths[name].open("rb")
+
+
+def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> dict[str, Any]:
+    """Search every record of JSONL files for benchmark items; nothing is removed.
+
+    Raises:
+        InputError: a line is no JSON object, or holds no text.
+    """
+    config = DecontaminateConfig(ngram=ngram)
+    items = [item for found in read_benchmarks(_Files(benchmarks)).values() for item in found]
+    index = NgramIndex(items, config.ngram, config.min_item_words)
+    texts = [text for path in files for text in _texts(path)]
+    flags, boilerplate = flag_documents(scan_texts(index, texts, 0), index, config)
+    findings = Findings(index, np.array([0, len(texts)], np.int64), flags, boilerplate)
+    return report(index, findings, {flag.document for flag in flags})
+
+
+def _texts(path: Path) -> Iterator[str]:
+    data = path.read_bytes()
+    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            text = "\n".join(_strings(json.loads(line)))
+        except ValueError as error:
+            raise InputError(f"{path}:{number} is no JSON: {error}") from error
+        if not text.strip():
+            raise InputError(f"{path}:{number} holds no text: nothing could be found in it")
+        yield text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield every string of a record, in order: turns of a conversation lie at many keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
