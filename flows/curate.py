@@ -1,4 +1,4 @@
-"""WARC files to clean documents: extract, measure, select, deduplicate, decontaminate."""
+"""WARC files to clean documents: extract, measure, select, deduplicate, decontaminate, mask."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,7 +6,15 @@ from typing import NamedTuple
 from flows.recipe import PipelineConfig
 from lmpipe.artifacts.source import SourceSpec, pin
 from lmpipe.artifacts.types import Artifact, Documents, Source
-from tasks.curation import decontaminate, dedup, extract, quality_classifier, select, signals
+from tasks.curation import (
+    decontaminate,
+    dedup,
+    extract,
+    mask,
+    quality_classifier,
+    select,
+    signals,
+)
 from tasks.sources import import_documents, source
 
 
@@ -33,7 +41,11 @@ def curate(recipe: PipelineConfig) -> Curated:
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected)
     clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
-    return Curated(clean, [origin, documents, measured, selected, unique, clean])
+    stages: list[Artifact] = [origin, documents, measured, selected, unique, clean]
+    if recipe.mask is not None:
+        clean = mask(recipe.mask, clean)
+        stages.append(clean)
+    return Curated(clean, stages)
 
 
 def _raw_documents(recipe: PipelineConfig) -> tuple[Source, Documents]:

@@ -23,6 +23,7 @@ from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.dedup import DedupConfig
 from lmpipe.curation.extract import ExtractConfig
 from lmpipe.curation.import_documents import ImportDocumentsConfig
+from lmpipe.curation.mask import MaskConfig
 from lmpipe.curation.quality_classifier import QualityClassifierConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
@@ -94,6 +95,9 @@ class PipelineConfig(_Section):
     dedup: DedupConfig = Field(DedupConfig(), description="Exact and near-duplicate removal.")
     decontaminate: DecontaminateConfig = Field(
         DecontaminateConfig(), description="Removal of eval items."
+    )
+    mask: MaskConfig | None = Field(
+        None, description="Masking of personal data; null: texts stay as they are."
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="BPE training.")
     shards: ShardsConfig = Field(ShardsConfig(), description="Documents to token shards.")
