@@ -36,9 +36,7 @@ def decide(
     batch: pa.RecordBatch, config: "SelectConfig", limits: dict[str, float]
 ) -> tuple[NDArray[np.bool_], list[dict[str, Any]]]:
     """Return which rows are kept, and the ledger rows of the others."""
-    verdicts = judge(batch, config)
-    if config.max_perplexity_percentile is not None:
-        _judge_percentile(verdicts, batch, limits)
+    verdicts = judge_all(batch, config, limits)
     ids, urls = batch.column("id"), batch.column("url")
     rows = []
     for row in np.flatnonzero(~verdicts.keep).tolist():
@@ -56,6 +54,14 @@ def decide(
             )
         )
     return verdicts.keep, rows
+
+
+def judge_all(batch: pa.RecordBatch, config: "SelectConfig", limits: dict[str, float]) -> Verdicts:
+    """Apply every bound, those that compare with other documents too."""
+    verdicts = judge(batch, config)
+    if config.max_perplexity_percentile is not None:
+        _judge_percentile(verdicts, batch, limits)
+    return verdicts
 
 
 def _known(value: Any) -> float | None:

@@ -9,7 +9,11 @@ from pydantic import ValidationError
 
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
-from lmpipe.curation.quality_classifier import QualityClassifierConfig, quality_classifier
+from lmpipe.curation.quality_classifier import (
+    QualityClassifierConfig,
+    held_out_report,
+    quality_classifier,
+)
 from lmpipe.curation.rules import Thresholds
 from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.signals import SignalsConfig, signals
@@ -206,3 +210,38 @@ def test_bad_examples_are_named_by_line(bench: Workbench) -> None:
     one = bench.files("one", a__jsonl='{"text": "x", "label": "positive"}')
     with pytest.raises(InputError, match="at least one other"):
         bench.run(quality_classifier, QualityClassifierConfig(held_out_fraction=0.0), one)
+
+
+def test_labels_can_be_renamed_and_read_from_another_field(bench: Workbench) -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()[:80]]
+    kinds = {"positive": ("hate", "offensive"), "negative": ("neither", "neither")}
+    lines = [
+        json.dumps({"text": row["text"], "class": kinds[row["label"]][number % 2]})
+        for number, row in enumerate(rows)
+    ]
+    config = QualityClassifierConfig(
+        positive_label="toxic",
+        label_field="class",
+        rename_labels={"hate": "toxic", "offensive": "toxic"},
+        buckets=5000,
+    )
+    made = bench.run(quality_classifier, config, bench.files("posts", a__jsonl="\n".join(lines)))
+    assert made.read_json("meta.json") == {
+        "positive_label": "toxic",
+        "labels": ["neither", "toxic"],
+    }
+
+
+def test_the_held_out_report_counts_by_hand() -> None:
+    scored = [(0.95, True), (0.85, True), (0.65, False), (0.25, True), (0.15, False), (0.05, False)]
+    report = held_out_report(scored)
+    assert report["precision"] == pytest.approx(2 / 3)
+    assert report["recall"] == pytest.approx(2 / 3)
+    assert report["macro_f1"] == pytest.approx(2 / 3)
+    assert report["accuracy"] == pytest.approx(4 / 6)
+    assert [b["examples"] for b in report["calibration"]] == [1, 1, 1, 1, 1, 1]
+    error = (0.05 + 0.15 + 0.65 + 0.75 + 0.15 + 0.05) / 6
+    assert report["calibration_error"] == pytest.approx(error)
+    perfect = held_out_report([(0.0, False)] * 3 + [(1.0, True)] * 3)
+    assert perfect["macro_f1"] == 1
+    assert perfect["calibration_error"] == perfect["brier"] == 0
