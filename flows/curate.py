@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flows.recipe import PipelineConfig
 from lmpipe.artifacts.source import SourceSpec, pin
-from lmpipe.artifacts.types import Artifact, Documents, Source
+from lmpipe.artifacts.types import Artifact, Documents, Model, Source
 from tasks.curation import (
     decontaminate,
     dedup,
@@ -30,14 +30,17 @@ def curate(recipe: PipelineConfig) -> Curated:
     origin, documents = _raw_documents(recipe)
     language_model = bring_in(recipe, "language_model", recipe.sources.language_model)
     examples = bring_in(recipe, "quality_examples", recipe.sources.quality_examples)
-    perplexity_model = (
-        bring_in(recipe, "perplexity_model", recipe.sources.perplexity_model)
-        if recipe.sources.perplexity_model
-        else None
-    )
     quality = quality_classifier(recipe.quality_classifier, examples)
-
-    measured = signals(recipe.signals, documents, language_model, quality, perplexity_model)
+    measured = signals(
+        recipe.signals,
+        documents,
+        language_model,
+        quality,
+        optional(recipe, "perplexity_model"),
+        _classifier(recipe, "toxicity"),
+        _classifier(recipe, "nsfw"),
+        optional(recipe, "block_lists"),
+    )
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected)
     clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
@@ -56,6 +59,20 @@ def _raw_documents(recipe: PipelineConfig) -> tuple[Source, Documents]:
     assert recipe.sources.documents is not None, "the recipe was checked"
     files = bring_in(recipe, "documents", recipe.sources.documents)
     return files, import_documents(recipe.import_documents, files)
+
+
+def _classifier(recipe: PipelineConfig, name: str) -> Model | None:
+    """Return the classifier of a kind whose labelled examples the recipe gives."""
+    examples = optional(recipe, f"{name}_examples")
+    if examples is None:
+        return None
+    return quality_classifier(getattr(recipe, f"{name}_classifier"), examples)
+
+
+def optional(recipe: PipelineConfig, name: str) -> Source | None:
+    """Return a source that a recipe may leave out."""
+    spec = getattr(recipe.sources, name)
+    return bring_in(recipe, name, spec) if spec else None
 
 
 def benchmarks(recipe: PipelineConfig) -> Source:

@@ -62,6 +62,15 @@ class Sources(_Section):
     language_model: SourceSpec = Field(description="fastText language-id model (lid.176).")
     quality_examples: SourceSpec = Field(description="JSONL of text and label: good or bad pages.")
     perplexity_model: SourceSpec | None = Field(None, description="KenLM model, binary.")
+    toxicity_examples: SourceSpec | None = Field(
+        None, description="JSONL of text and label: toxic or not; null: no such score."
+    )
+    nsfw_examples: SourceSpec | None = Field(
+        None, description="JSONL of text and label: unsafe or not; null: no such score."
+    )
+    block_lists: SourceSpec | None = Field(
+        None, description="hosts*.txt, urls*.txt, words.LANGUAGE.txt; null: none."
+    )
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
 
     @model_validator(mode="after")
@@ -89,6 +98,14 @@ class PipelineConfig(_Section):
     extract: ExtractConfig = Field(ExtractConfig(), description="WARC to documents.")
     quality_classifier: QualityClassifierConfig = Field(
         QualityClassifierConfig(), description="The fastText quality classifier."
+    )
+    toxicity_classifier: QualityClassifierConfig = Field(
+        QualityClassifierConfig(positive_label="toxic"),
+        description="Trained where sources.toxicity_examples is given.",
+    )
+    nsfw_classifier: QualityClassifierConfig = Field(
+        QualityClassifierConfig(positive_label="nsfw"),
+        description="Trained where sources.nsfw_examples is given.",
     )
     signals: SignalsConfig = Field(SignalsConfig(), description="What is measured.")
     select: SelectConfig = Field(SelectConfig(), description="What is kept.")

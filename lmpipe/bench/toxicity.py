@@ -44,8 +44,9 @@ def run(options: dict[str, Any]) -> list[Row]:
         pinned = pin("toxicity", SourceSpec(paths=(settings.examples,)), Path())
         runtime = Runtime(locations=pinned.locations)
         examples = build(source, pinned.config, {}, store=store, runtime=runtime)
-        inputs = {"examples": examples}
-        model = build(quality_classifier, config, inputs, store=store, runtime=Runtime())
+        model = build(
+            quality_classifier, config, {"examples": examples}, store=store, runtime=Runtime()
+        )
         report = model.metrics["held_out"]
     case = f"held out {report['examples']} of {report['examples'] + model.metrics['examples']}"
     return [

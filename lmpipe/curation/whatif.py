@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from lmpipe.artifacts.types import Documents
-from lmpipe.curation.bounds import Verdicts, judge_all, perplexity_limits
-from lmpipe.curation.rules import RULES
+from lmpipe.curation.bounds import Verdicts, columns_for, find_limits, judge_all
 from lmpipe.curation.select import SelectConfig
 from lmpipe.documents.read import read_documents
 
 BATCH_ROWS = 16_384
-_ALWAYS = ("id", "url", "host", "language", "language_score", "quality_score", "kenlm_perplexity")
+_FACTS = ("id", "url", "host", "language")
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def compare(
 
     Samples are those with the lowest ids: hashes, so an even and repeatable draw.
     """
-    columns = [*_ALWAYS, *sorted({rule.column for rule in RULES} - set(_ALWAYS))]
-    limits = [perplexity_limits(documents, config) for config in (before, after)]
+    columns = sorted({*_FACTS, *columns_for(before), *columns_for(after)})
+    limits = [find_limits(documents, config) for config in (before, after)]
     shift = Shift()
     for batch in read_documents(documents, columns, BATCH_ROWS):
         old = judge_all(batch, before, limits[0])
