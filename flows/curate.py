@@ -12,6 +12,7 @@ from tasks.curation import (
     extract,
     mask,
     quality_classifier,
+    resample,
     select,
     signals,
 )
@@ -43,8 +44,13 @@ def curate(recipe: PipelineConfig) -> Curated:
     )
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected)
+    stages: list[Artifact] = [origin, documents, measured, selected, unique]
+    target = optional(recipe, "resample_target")
+    if target is not None:
+        unique = resample(recipe.resample, unique, target)
+        stages.append(unique)
     clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
-    stages: list[Artifact] = [origin, documents, measured, selected, unique, clean]
+    stages.append(clean)
     if recipe.mask is not None:
         clean = mask(recipe.mask, clean)
         stages.append(clean)

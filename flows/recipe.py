@@ -25,6 +25,7 @@ from lmpipe.curation.extract import ExtractConfig
 from lmpipe.curation.import_documents import ImportDocumentsConfig
 from lmpipe.curation.mask import MaskConfig
 from lmpipe.curation.quality_classifier import QualityClassifierConfig
+from lmpipe.curation.resample import ResampleConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
 from lmpipe.errors import ConfigError
@@ -71,6 +72,9 @@ class Sources(_Section):
     block_lists: SourceSpec | None = Field(
         None, description="hosts*.txt, urls*.txt, words.LANGUAGE.txt; null: none."
     )
+    resample_target: SourceSpec | None = Field(
+        None, description="Texts that resample draws towards (JSONL or text); null: no draw."
+    )
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
 
     @model_validator(mode="after")
@@ -110,6 +114,9 @@ class PipelineConfig(_Section):
     signals: SignalsConfig = Field(SignalsConfig(), description="What is measured.")
     select: SelectConfig = Field(SelectConfig(), description="What is kept.")
     dedup: DedupConfig = Field(DedupConfig(), description="Exact and near-duplicate removal.")
+    resample: ResampleConfig = Field(
+        ResampleConfig(), description="The draw towards sources.resample_target."
+    )
     decontaminate: DecontaminateConfig = Field(
         DecontaminateConfig(), description="Removal of eval items."
     )
