@@ -50,11 +50,8 @@ class Limits:
     edges: dict[str, list[float]] = field(default_factory=dict)  # of an ensemble, by column
 
 
-def decide(
-    batch: pa.RecordBatch, config: "SelectConfig", limits: Limits
-) -> tuple[NDArray[np.bool_], list[dict[str, Any]]]:
-    """Return which rows are kept, and the ledger rows of the others."""
-    verdicts = judge_all(batch, config, limits)
+def ledger_rows(batch: pa.RecordBatch, verdicts: Verdicts) -> list[dict[str, Any]]:
+    """Return the ledger rows of the documents that are not kept."""
     ids, urls = batch.column("id"), batch.column("url")
     rows = []
     for row in np.flatnonzero(~verdicts.keep).tolist():
@@ -71,7 +68,7 @@ def decide(
                 url=urls[row].as_py(),
             )
         )
-    return verdicts.keep, rows
+    return rows
 
 
 def judge_all(batch: pa.RecordBatch, config: "SelectConfig", limits: Limits) -> Verdicts:

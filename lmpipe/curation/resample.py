@@ -45,7 +45,7 @@ def resample(
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
-    shared = {"config": config, "documents": documents, "names": names}
+    shared: dict[str, Any] = {"config": config, "documents": documents, "names": names}
     counted = out.run_shards([f"count-{k}" for k in names], partial(_count, **shared), runtime)
     pool = sum((np.array(r.info["counts"]) for r in counted), np.zeros(config.num_buckets, int))
     ratios = log_ratios(bucket_counts(target_texts(target), config.num_buckets), pool)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from lmpipe.curation.bounds import Limits
 
 
+MARGIN_SAMPLES = 2  # documents on either side of each bound
+
+
 class SelectConfig(StageConfig):
     """Bounds on the signals; a bound that is null removes nothing."""
 
@@ -114,7 +117,7 @@ class SelectConfig(StageConfig):
         return dict(sorted(normal.items()))
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def select(
     out: Output[Documents], config: SelectConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:
@@ -124,6 +127,7 @@ def select(
         InputError: nothing is kept, or a bound has no signal to look at.
     """
     from lmpipe.curation.bounds import find_limits
+    from lmpipe.curation.margins import nearest_of
     from lmpipe.curation.yields import check_yields, yields_of
     from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
@@ -140,6 +144,8 @@ def select(
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))
     check_yields(out, "select", yields_of(records, num_input, num_kept), runtime)
+    margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
+    out.write_json("margins.json", margins)
     out.metric("perplexity_limits", limits.perplexity)
     out.metric("min_top_quality", limits.quality)
     out.metric("ensemble_edges", limits.edges)
@@ -158,7 +164,8 @@ def _select_shard(
     """Decide on one shard; text is copied as it is."""
     import pyarrow as pa
 
-    from lmpipe.curation.bounds import decide
+    from lmpipe.curation.bounds import judge_all, ledger_rows
+    from lmpipe.curation.margins import Margins
     from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
@@ -166,16 +173,20 @@ def _select_shard(
 
     removed: list[dict[str, Any]] = []
     hosts = HostCounts()
+    margins = Margins(MARGIN_SAMPLES)
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
-            keep, rows = decide(batch, config, limits)
-            removed.extend(rows)
+            verdicts = judge_all(batch, config, limits)
+            keep = verdicts.keep
+            removed.extend(ledger_rows(batch, verdicts))
+            margins.add(batch, verdicts)
             hosts.add(batch.column("host").to_pylist(), keep.tolist())
             writer.write_table(batch.filter(pa.array(keep)))
     shard.set_rows(name, writer.num_rows)
     write_part(shard, key, removed)
     shard.counts["kept"] = writer.num_rows
+    shard.info["margins"] = margins.found
     shard.info["hosts"] = hosts.counts
     shard.info["first"] = dict(Counter(row["reason"] for row in removed))
     shard.info["all"] = dict(Counter(reason for row in removed for reason in row["reasons"]))

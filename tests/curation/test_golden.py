@@ -52,7 +52,7 @@ GOLDEN_EXTRACT = {
 GOLDEN_TEXTS = {
     "import_documents": (1, "9a28d0ec691efde2"),
     "signals": (3, "cfb8eaf7f524e062"),
-    "select": (1, "1f0c8891a66b3f5d"),
+    "select": (2, "1f0c8891a66b3f5d"),
 }
 
 

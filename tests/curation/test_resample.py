@@ -78,7 +78,7 @@ def test_the_stage_draws_what_looks_like_the_target(bench: Workbench) -> None:
 def test_a_target_without_text_is_refused(bench: Workbench) -> None:
     documents = bench.run(given, shards({"a": "x"}))
     for number, text in enumerate(("", '{"body": 1}')):
-        with pytest.raises(InputError, match="no text|line 1"):
+        with pytest.raises(InputError, match=r"no text|line 1"):
             bench.run(
                 resample, ResampleConfig(), documents, bench.files(f"t{number}", a__jsonl=text)
             )

@@ -355,3 +355,20 @@ def test_the_stage_stops_where_its_runtime_says_so(shared: tuple[Workbench, Docu
     bench.runtime = {"stop_kept_above": 0.2}
     with pytest.raises(InputError, match="select stops: it keeps"):
         bench.run(select, LOOSE.model_copy(update={"draw_seed": 5}), documents)
+
+
+def test_the_nearest_documents_of_each_bound_are_kept_as_samples(
+    shared: tuple[Workbench, Documents],
+) -> None:
+    bench, documents = shared
+    thresholds = OFF.model_copy(update={"gopher_min_words": 110})
+    config = SelectConfig(languages={}, thresholds=thresholds)
+    one, two = (bench.run(select, config, documents, workers=n) for n in (1, 2))
+    margins = one.read_json("margins.json")
+    assert margins == two.read_json("margins.json")
+    words = columns(documents, "num_non_symbol_words")["num_non_symbol_words"]
+    below = sorted((float(w) for w in words if w < 110), reverse=True)  # type: ignore[operator, arg-type]
+    above = sorted(float(w) for w in words if w >= 110)  # type: ignore[operator, arg-type]
+    assert [s["score"] for s in margins["removed gopher_min_words"]] == below[:2]
+    assert [s["score"] for s in margins["kept gopher_min_words"]] == above[:2]
+    assert all(s["text"] and s["bound"] == 110 for s in margins["kept gopher_min_words"])
