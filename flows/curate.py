@@ -72,7 +72,7 @@ def _classifier(recipe: PipelineConfig, name: str) -> Model | None:
     examples = optional(recipe, f"{name}_examples")
     if examples is None:
         return None
-    return quality_classifier(getattr(recipe, f"{name}_classifier"), examples)
+    return quality_classifier(getattr(recipe, f"{name}_classifier"), examples, label=name)
 
 
 def optional(recipe: PipelineConfig, name: str) -> Source | None:

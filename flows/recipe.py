@@ -24,7 +24,11 @@ from lmpipe.curation.dedup import DedupConfig
 from lmpipe.curation.extract import ExtractConfig
 from lmpipe.curation.import_documents import ImportDocumentsConfig
 from lmpipe.curation.mask import MaskConfig
-from lmpipe.curation.quality_classifier import QualityClassifierConfig
+from lmpipe.curation.quality_classifier import (
+    NsfwClassifierConfig,
+    QualityClassifierConfig,
+    ToxicityClassifierConfig,
+)
 from lmpipe.curation.resample import ResampleConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
@@ -103,12 +107,12 @@ class PipelineConfig(_Section):
     quality_classifier: QualityClassifierConfig = Field(
         QualityClassifierConfig(), description="The fastText quality classifier."
     )
-    toxicity_classifier: QualityClassifierConfig = Field(
-        QualityClassifierConfig(positive_label="toxic"),
+    toxicity_classifier: ToxicityClassifierConfig = Field(
+        ToxicityClassifierConfig(),
         description="Trained where sources.toxicity_examples is given.",
     )
-    nsfw_classifier: QualityClassifierConfig = Field(
-        QualityClassifierConfig(positive_label="nsfw"),
+    nsfw_classifier: NsfwClassifierConfig = Field(
+        NsfwClassifierConfig(),
         description="Trained where sources.nsfw_examples is given.",
     )
     signals: SignalsConfig = Field(SignalsConfig(), description="What is measured.")

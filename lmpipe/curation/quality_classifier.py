@@ -49,6 +49,18 @@ class QualityClassifierConfig(StageConfig):
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the initial weights.")
 
 
+class ToxicityClassifierConfig(QualityClassifierConfig):
+    """The same, for labelled posts."""
+
+    positive_label: str = Field("toxic", min_length=1, description="The label of toxic examples.")
+
+
+class NsfwClassifierConfig(QualityClassifierConfig):
+    """The same, for what is not safe for work."""
+
+    positive_label: str = Field("nsfw", min_length=1, description="The label of unsafe examples.")
+
+
 @stage(version=1, kind="exact")
 def quality_classifier(
     out: Output[Model], config: QualityClassifierConfig, examples: Source, *, runtime: Runtime
