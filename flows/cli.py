@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from flows import artifacts, cost, curation, export, operations, services
+from flows import artifacts, cost, curation, export, operations, services, whatif
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.add_typer(operations.app)  # alias, gc, accounting
 app.add_typer(cost.app)  # cost
 app.add_typer(export.app)  # export
 app.add_typer(curation.app)  # dedup-index, contamination
+app.add_typer(whatif.app)  # whatif
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")]
 Changes = Annotated[
@@ -130,6 +131,17 @@ def why(
     from flows.lineage import print_fate
 
     print_fate(Console(), document, store)
+
+
+@app.command()
+def trace(
+    document: Annotated[str, typer.Argument(help="A document's id (32 hex digits).")],
+    store: Root = "artifacts",
+) -> None:
+    """Follow a document: back to its WARC record, forward to its cluster, shard and tokens."""
+    from flows.lineage import print_trace
+
+    print_trace(Console(), document, store)
 
 
 @data_app.command("common-crawl")

@@ -1,12 +1,21 @@
-"""WARC files to clean documents: extract, measure, select, deduplicate, decontaminate."""
+"""WARC files to clean documents: extract, measure, select, deduplicate, decontaminate, mask."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from flows.recipe import PipelineConfig
 from lmpipe.artifacts.source import SourceSpec, pin
-from lmpipe.artifacts.types import Artifact, Documents, Source
-from tasks.curation import decontaminate, dedup, extract, quality_classifier, select, signals
+from lmpipe.artifacts.types import Artifact, Documents, Model, Source
+from tasks.curation import (
+    decontaminate,
+    dedup,
+    extract,
+    mask,
+    quality_classifier,
+    resample,
+    select,
+    signals,
+)
 from tasks.sources import import_documents, source
 
 
@@ -22,18 +31,30 @@ def curate(recipe: PipelineConfig) -> Curated:
     origin, documents = _raw_documents(recipe)
     language_model = bring_in(recipe, "language_model", recipe.sources.language_model)
     examples = bring_in(recipe, "quality_examples", recipe.sources.quality_examples)
-    perplexity_model = (
-        bring_in(recipe, "perplexity_model", recipe.sources.perplexity_model)
-        if recipe.sources.perplexity_model
-        else None
-    )
     quality = quality_classifier(recipe.quality_classifier, examples)
-
-    measured = signals(recipe.signals, documents, language_model, quality, perplexity_model)
+    measured = signals(
+        recipe.signals,
+        documents,
+        language_model,
+        quality,
+        optional(recipe, "perplexity_model"),
+        _classifier(recipe, "toxicity"),
+        _classifier(recipe, "nsfw"),
+        optional(recipe, "block_lists"),
+    )
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected, _earlier_crawls(recipe))
+    stages: list[Artifact] = [origin, documents, measured, selected, unique]
+    target = optional(recipe, "resample_target")
+    if target is not None:
+        unique = resample(recipe.resample, unique, target)
+        stages.append(unique)
     clean = decontaminate(recipe.decontaminate, unique, benchmarks(recipe))
-    return Curated(clean, [origin, documents, measured, selected, unique, clean])
+    stages.append(clean)
+    if recipe.mask is not None:
+        clean = mask(recipe.mask, clean)
+        stages.append(clean)
+    return Curated(clean, stages)
 
 
 def _raw_documents(recipe: PipelineConfig) -> tuple[Source, Documents]:
@@ -53,6 +74,20 @@ def _earlier_crawls(recipe: PipelineConfig) -> list[Documents]:
     from lmpipe.curation.dedup_index import open_index
 
     return open_index(recipe.settings().store, recipe.dedup_index)
+
+
+def _classifier(recipe: PipelineConfig, name: str) -> Model | None:
+    """Return the classifier of a kind whose labelled examples the recipe gives."""
+    examples = optional(recipe, f"{name}_examples")
+    if examples is None:
+        return None
+    return quality_classifier(getattr(recipe, f"{name}_classifier"), examples, label=name)
+
+
+def optional(recipe: PipelineConfig, name: str) -> Source | None:
+    """Return a source that a recipe may leave out."""
+    spec = getattr(recipe.sources, name)
+    return bring_in(recipe, name, spec) if spec else None
 
 
 def benchmarks(recipe: PipelineConfig) -> Source:

@@ -1,88 +1,136 @@
-"""What became of a document: reads one ledger bucket per curation artifact."""
+"""What became of a document, and where it came from and went.
 
-import difflib
+`why` reads one ledger bucket per curation artifact, `trace` the id columns as well: no text is
+read. One line a stage, oldest artifact first, so that the newest run stands last.
+"""
 
+from typing import Any
+
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from lmpipe.artifacts.lookup import list_manifests, read_manifest
+from flows.comparison import print_comparison
+from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import when_collected
-from lmpipe.artifacts.types import Documents
+from lmpipe.artifacts.types import Artifact, Documents
 from lmpipe.errors import StoreError
 
-MAX_DIFF_LINES = 60
-LINE_WORDS = 16
+ORIGIN = ("url", "date", "warc_path", "warc_offset", "warc_record_id", "extractor", "language")
+NUM_DUPLICATES = 10
 
 
 def print_fate(console: Console, document: str, root: str) -> None:
     """Print each stage that removed a document, with reasons, score and threshold."""
-    bucket = f"removed/{document[:1]}.parquet"
     found = False
-    for manifest in list_manifests(Store(root)):
-        artifact = Documents(Store(root), manifest)
-        if bucket not in artifact.names() or when_collected(artifact.store, manifest):
-            continue
-        with artifact.open(bucket) as file:
-            rows = pq.read_table(file, filters=[("id", "=", document)]).to_pylist()
-        for row in rows:
+    for artifact in _artifacts(root, "removed/"):
+        for row in _removals(artifact, document):
             found = True
-            console.print(f"{manifest.stage}/{manifest.id[:12]} removed it: {row['reason']}")
+            console.print(f"{_name(artifact)} removed it: {row['reason']}", highlight=False)
             for key, value in row.items():
                 if value is not None and key not in ("id", "stage", "reason"):
                     console.print(f"  {key}: {value}", markup=False, highlight=False)
             if row["keeper"]:
-                _print_comparison(console, artifact, document, row["keeper"])
+                print_comparison(console, artifact, document, row["keeper"])
     if not found:
         raise StoreError(
-            f"no ledger in {root} holds {document}: it was kept, never extracted, or removed by an "
-            "artifact that gc has collected"
+            f"no ledger in {root} holds {document}: it was kept (see lmpipe trace), never "
+            "extracted, or removed by an artifact that gc has collected"
         )
 
 
-def _print_comparison(console: Console, artifact: Documents, document: str, keeper: str) -> None:
-    """Print the evidence of a duplicate's removal, and what it says that its keeper does not."""
-    from lmpipe.curation.evidence import find_evidence
+def print_trace(console: Console, document: str, root: str) -> None:
+    """Print a document's record in the crawl, each stage it passed, its cluster and its tokens."""
 
-    evidence = find_evidence(artifact, document) or {}
-    for key in ("containment", "keeper_containment", "novel_words", "num_words"):
-        if evidence.get(key) is not None:
-            console.print(f"  {key}: {evidence[key]}", markup=False, highlight=False)
-    bodies = [
-        Documents(artifact.store, found[0])
-        for entry in artifact.manifest.inputs
-        if (found := read_manifest(artifact.store, entry.stage, entry.id))
-        and not when_collected(artifact.store, found[0])
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    found = origin = False
+    for artifact in _artifacts(root, "kept/"):
+        row = find_row(artifact, "kept/", "id", document, ORIGIN)
+        if row is not None:
+            found = True
+            if not origin:
+                origin = True
+                for key in ORIGIN:
+                    if row.get(key) is not None:
+                        say(f"{key}: {row[key]}")
+            say(f"{_name(artifact)} kept it")
+        for removal in _removals(artifact, document):
+            found = True
+            say(f"{_name(artifact)} removed it: {', '.join(removal['reasons'] or [])}")
+            if removal["keeper"]:
+                say(f"  duplicate of {removal['keeper']}, similarity {removal['similarity']}")
+        if row is not None and artifact.stage == "dedup":
+            for line in _duplicates(artifact, document):
+                say(line)
+    for artifact in _artifacts(root, "index.parquet"):
+        row = find_row(artifact, "index.parquet", "document_id", document)
+        if row is not None:
+            found = True
+            end = row["start"] + row["length"]
+            say(f"{_name(artifact)} tokens {row['start']}:{end} of {row['split']}/{row['shard']}")
+    if not found:
+        raise StoreError(
+            f"no artifact in {root} holds {document}: give all 32 hex digits of an id, and the "
+            "store it was made in (--store)"
+        )
+
+
+def _artifacts(root: str, holding: str) -> list[Artifact]:
+    """Return the artifacts that hold such objects, oldest first, without what gc has taken."""
+    store = Store(root)
+    return [
+        Documents(store, manifest)
+        for manifest in reversed(list_manifests(store))
+        if any(file.name.startswith(holding) for file in manifest.outputs)
+        and not when_collected(store, manifest)
     ]
-    texts = [_text_of(bodies, id_) for id_ in (keeper, document)]
-    if None in texts:
-        console.print("  the texts are gone: gc has collected what dedup read")
-        return
-    old, new = (_lines(text or "") for text in texts)
-    names = f"keeper {keeper}", f"removed {document}"
-    diff = list(difflib.unified_diff(old, new, *names, n=0, lineterm=""))
-    if not diff:
-        console.print("  its words are those of its keeper")
-    for line in diff[:MAX_DIFF_LINES]:
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    if len(diff) > MAX_DIFF_LINES:
-        console.print(f"  … {len(diff) - MAX_DIFF_LINES} more lines")
 
 
-def _text_of(bodies: list[Documents], document: str) -> str | None:
-    for body in bodies:
-        for name in body.names("kept/"):
-            with body.open(name) as file:
-                rows = pq.read_table(file, columns=["text"], filters=[("id", "=", document)])
-            if rows.num_rows:
-                return str(rows["text"][0])
+def _name(artifact: Artifact) -> str:
+    return f"{artifact.stage}/{artifact.id[:12]}"
+
+
+def _removals(artifact: Artifact, document: str) -> list[dict[str, Any]]:
+    bucket = f"removed/{document[:1]}.parquet"
+    if bucket not in artifact.names("removed/"):
+        return []
+    with artifact.open(bucket) as file:
+        rows: list[dict[str, Any]] = pq.read_table(
+            file, filters=[("id", "=", document)]
+        ).to_pylist()
+    return rows
+
+
+def find_row(
+    artifact: Artifact, prefix: str, key: str, value: str, columns: tuple[str, ...] = ()
+) -> dict[str, Any] | None:
+    """Return the row with this key: key columns are read alone, then the row's other columns."""
+    for name in artifact.names(prefix):
+        with artifact.open(name) as file:
+            parquet = pq.ParquetFile(file)
+            if key not in parquet.schema_arrow.names:
+                continue
+            for group in range(parquet.num_row_groups):
+                at = pc.index(parquet.read_row_group(group, [key])[key], value).as_py()
+                if at < 0:
+                    continue
+                present = [c for c in columns if c in parquet.schema_arrow.names] or None
+                rows = parquet.read_row_group(group, present).slice(at, 1).to_pylist()
+                return {**rows[0], key: value}
     return None
 
 
-def _lines(text: str) -> list[str]:
-    """Return a text's own lines, the long ones cut at every few words so that a diff is short."""
-    lines = []
-    for line in text.splitlines():
-        words = line.split()
-        lines += [" ".join(words[a : a + LINE_WORDS]) for a in range(0, len(words), LINE_WORDS)]
-    return lines
+def _duplicates(artifact: Artifact, keeper: str) -> list[str]:
+    """List the documents that were removed as duplicates of this one."""
+    found = []
+    for name in artifact.names("removed/"):
+        with artifact.open(name) as file:
+            rows = pq.read_table(
+                file, columns=["id", "similarity", "keeper"], filters=[("keeper", "=", keeper)]
+            ).to_pylist()
+        found += [f"  keeps it for {row['id']}, similarity {row['similarity']}" for row in rows]
+    more = len(found) - NUM_DUPLICATES
+    return found[:NUM_DUPLICATES] + ([f"  and {more} more"] if more > 0 else [])

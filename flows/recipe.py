@@ -23,7 +23,13 @@ from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.dedup import DedupConfig
 from lmpipe.curation.extract import ExtractConfig
 from lmpipe.curation.import_documents import ImportDocumentsConfig
-from lmpipe.curation.quality_classifier import QualityClassifierConfig
+from lmpipe.curation.mask import MaskConfig
+from lmpipe.curation.quality_classifier import (
+    NsfwClassifierConfig,
+    QualityClassifierConfig,
+    ToxicityClassifierConfig,
+)
+from lmpipe.curation.resample import ResampleConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
 from lmpipe.errors import ConfigError
@@ -61,6 +67,18 @@ class Sources(_Section):
     language_model: SourceSpec = Field(description="fastText language-id model (lid.176).")
     quality_examples: SourceSpec = Field(description="JSONL of text and label: good or bad pages.")
     perplexity_model: SourceSpec | None = Field(None, description="KenLM model, binary.")
+    toxicity_examples: SourceSpec | None = Field(
+        None, description="JSONL of text and label: toxic or not; null: no such score."
+    )
+    nsfw_examples: SourceSpec | None = Field(
+        None, description="JSONL of text and label: unsafe or not; null: no such score."
+    )
+    block_lists: SourceSpec | None = Field(
+        None, description="hosts*.txt, urls*.txt, words.LANGUAGE.txt; null: none."
+    )
+    resample_target: SourceSpec | None = Field(
+        None, description="Texts that resample draws towards (JSONL or text); null: no draw."
+    )
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
 
     @model_validator(mode="after")
@@ -89,14 +107,28 @@ class PipelineConfig(_Section):
     quality_classifier: QualityClassifierConfig = Field(
         QualityClassifierConfig(), description="The fastText quality classifier."
     )
+    toxicity_classifier: ToxicityClassifierConfig = Field(
+        ToxicityClassifierConfig(),
+        description="Trained where sources.toxicity_examples is given.",
+    )
+    nsfw_classifier: NsfwClassifierConfig = Field(
+        NsfwClassifierConfig(),
+        description="Trained where sources.nsfw_examples is given.",
+    )
     signals: SignalsConfig = Field(SignalsConfig(), description="What is measured.")
     select: SelectConfig = Field(SelectConfig(), description="What is kept.")
     dedup: DedupConfig = Field(DedupConfig(), description="Exact and near-duplicate removal.")
     dedup_index: str = Field(
         "", description="List of earlier crawls to compare with (`lmpipe dedup-index`)."
     )
+    resample: ResampleConfig = Field(
+        ResampleConfig(), description="The draw towards sources.resample_target."
+    )
     decontaminate: DecontaminateConfig = Field(
         DecontaminateConfig(), description="Removal of eval items."
+    )
+    mask: MaskConfig | None = Field(
+        None, description="Masking of personal data; null: texts stay as they are."
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="BPE training.")
     shards: ShardsConfig = Field(ShardsConfig(), description="Documents to token shards.")

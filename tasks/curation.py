@@ -3,7 +3,9 @@
 from lmpipe.curation import decontaminate as decontaminate_
 from lmpipe.curation import dedup as dedup_
 from lmpipe.curation import extract as extract_
+from lmpipe.curation import mask as mask_
 from lmpipe.curation import quality_classifier as quality_classifier_
+from lmpipe.curation import resample as resample_
 from lmpipe.curation import select as select_
 from lmpipe.curation import signals as signals_
 from tasks.bridge import as_task
@@ -14,3 +16,5 @@ signals = as_task(signals_.signals, retries=2, tags=("cpu",))
 select = as_task(select_.select, retries=2, tags=("cpu",))
 dedup = as_task(dedup_.dedup, retries=2, tags=("cpu",))
 decontaminate = as_task(decontaminate_.decontaminate, retries=2, tags=("cpu",))
+resample = as_task(resample_.resample, retries=2, tags=("cpu",))
+mask = as_task(mask_.mask, retries=2, tags=("cpu",))

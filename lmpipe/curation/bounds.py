@@ -1,5 +1,6 @@
 """Apply select's bounds to a batch of documents' columns."""
 
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.draws import Ensemble, bands, pareto_limits, quantile_edges
 from lmpipe.curation.rules import RULES
 from lmpipe.documents.ledger import removal
 from lmpipe.documents.read import read_documents
@@ -14,6 +16,13 @@ from lmpipe.errors import InputError
 
 if TYPE_CHECKING:
     from lmpipe.curation.select import SelectConfig
+
+
+_SAFETY = {
+    "max_toxicity": "toxicity",
+    "max_nsfw": "nsfw",
+    "max_adult_words": "num_adult_words",
+}
 
 
 class Verdicts:
@@ -32,13 +41,17 @@ class Verdicts:
         self.keep &= ~breaks
 
 
-def decide(
-    batch: pa.RecordBatch, config: "SelectConfig", limits: dict[str, float]
-) -> tuple[NDArray[np.bool_], list[dict[str, Any]]]:
-    """Return which rows are kept, and the ledger rows of the others."""
-    verdicts = judge(batch, config)
-    if config.max_perplexity_percentile is not None:
-        _judge_percentile(verdicts, batch, limits)
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that are counted over all documents, before any is judged."""
+
+    perplexity: dict[str, float] = field(default_factory=dict)  # by language
+    quality: float | None = None
+    edges: dict[str, list[float]] = field(default_factory=dict)  # of an ensemble, by column
+
+
+def ledger_rows(batch: pa.RecordBatch, verdicts: Verdicts) -> list[dict[str, Any]]:
+    """Return the ledger rows of the documents that are not kept."""
     ids, urls = batch.column("id"), batch.column("url")
     rows = []
     for row in np.flatnonzero(~verdicts.keep).tolist():
@@ -55,7 +68,29 @@ def decide(
                 url=urls[row].as_py(),
             )
         )
-    return verdicts.keep, rows
+    return rows
+
+
+def judge_all(batch: pa.RecordBatch, config: "SelectConfig", limits: Limits) -> Verdicts:
+    """Apply every bound, those that compare with other documents too."""
+    verdicts = judge(batch, config)
+    if config.top_quality_fraction is not None:
+        values = _values(batch, "quality_score", "top_quality_fraction", verdicts.keep)
+        breaks = verdicts.keep & (values < np.float32(limits.quality))
+        verdicts.add("top_quality_fraction", breaks, values, limits.quality)
+    if config.ensemble is not None:
+        _judge_ensemble(verdicts, batch, config.ensemble, limits)
+    if config.max_perplexity_percentile is not None:
+        _judge_percentile(verdicts, batch, limits.perplexity)
+    return verdicts
+
+
+def _judge_ensemble(
+    verdicts: Verdicts, batch: pa.RecordBatch, config: Ensemble, limits: Limits
+) -> None:
+    columns = {name: _values(batch, name, "ensemble", verdicts.keep) for name in config.columns}
+    found = bands(columns, config, limits.edges)
+    verdicts.add("ensemble_band", verdicts.keep & (found < config.min_band), found, config.min_band)
 
 
 def _known(value: Any) -> float | None:
@@ -66,7 +101,7 @@ def judge(batch: pa.RecordBatch, config: "SelectConfig") -> Verdicts:
     """Apply every bound that looks at one document alone."""
     verdicts = Verdicts(batch.num_rows)
     if config.languages:
-        _judge_language(verdicts, batch, config.languages)
+        _judge_language(verdicts, batch, config)
     for rule in RULES:
         threshold = rule.threshold(config.thresholds)
         if threshold is not None:
@@ -76,6 +111,19 @@ def judge(batch: pa.RecordBatch, config: "SelectConfig") -> Verdicts:
         values = _values(batch, "quality_score", "min_quality_score", verdicts.keep)
         bound = config.min_quality_score
         verdicts.add("min_quality_score", values < np.float32(bound), values, bound)
+    if config.quality_pareto_alpha is not None:
+        values = _values(batch, "quality_score", "quality_pareto_alpha", verdicts.keep)
+        ids = batch.column("id").to_pylist()
+        bounds = pareto_limits(ids, config.quality_pareto_alpha, config.draw_seed)
+        verdicts.add("quality_pareto_draw", values <= bounds, values, bounds)
+    for bound_name, column in _SAFETY.items():
+        most = getattr(config, bound_name)
+        if most is not None:
+            values = _values(batch, column, bound_name, verdicts.keep)
+            verdicts.add(bound_name, values > np.float32(most), values, most)
+    if config.remove_blocked and "is_blocked" in batch.schema.names:
+        listed = batch.column("is_blocked").fill_null(False).to_numpy(zero_copy_only=False)
+        verdicts.add("blocked", listed, listed.astype(np.float32), 0.5)
     if config.max_perplexity is not None:
         values = _values(batch, "kenlm_perplexity", "max_perplexity", verdicts.keep)
         bound = config.max_perplexity
@@ -83,25 +131,85 @@ def judge(batch: pa.RecordBatch, config: "SelectConfig") -> Verdicts:
     return verdicts
 
 
-def perplexity_limits(documents: Documents, config: "SelectConfig") -> dict[str, float]:
-    """Return each language's perplexity at the percentile, among documents otherwise kept."""
-    percentile = config.max_perplexity_percentile
-    if percentile is None:
-        return {}
-    columns = ["language", "language_score", "quality_score", "kenlm_perplexity"]
-    columns += sorted({rule.column for rule in RULES})
+def find_limits(documents: Documents, config: "SelectConfig") -> Limits:
+    """Count the bounds that depend on all documents, each among those kept by what is before it."""
+    limits = Limits()
+    fraction = config.top_quality_fraction
+    if fraction is not None:
+        scores = _kept_values(documents, config, limits, ("quality_score",), "top_quality")
+        values = np.sort(scores["quality_score"])
+        # the lowest score that is in the top share; equal scores stay together
+        at = min(len(values) - 1, int(np.ceil(len(values) * (1 - fraction))))
+        limits = replace(limits, quality=float(values[at]) if len(values) else 0.0)
+    if config.ensemble is not None:
+        names = tuple(config.ensemble.columns)
+        scores = _kept_values(documents, config, limits, names, "ensemble")
+        edges = {
+            name: quantile_edges(scores[name], config.ensemble.num_bands)
+            if len(scores[name]) else [] for name in names
+        }  # fmt: skip
+        limits = replace(limits, edges=edges)
+    if config.max_perplexity_percentile is not None:
+        limits = replace(limits, perplexity=_perplexity_limits(documents, config, limits))
+    return limits
+
+
+def _before(config: "SelectConfig", bound: str) -> "SelectConfig":
+    """Return the bounds that are applied before one of the counted ones."""
+    later = {"max_perplexity_percentile": None}
+    if bound != "max_perplexity_percentile":
+        later["ensemble"] = None
+    if bound == "top_quality":
+        later["top_quality_fraction"] = None
+    return config.model_copy(update=later)
+
+
+def columns_for(config: "SelectConfig") -> list[str]:
+    """Return the columns that the bounds look at."""
+    columns = {"id", "language", "language_score", "quality_score", "kenlm_perplexity", "num_words"}
+    columns |= {rule.column for rule in RULES}
+    columns |= {column for name, column in _SAFETY.items() if getattr(config, name) is not None}
+    columns |= set(config.ensemble.columns) if config.ensemble else set()
+    columns |= {"is_blocked"} if config.remove_blocked else set()
+    return sorted(columns)
+
+
+def _kept_values(
+    documents: Documents, config: "SelectConfig", limits: Limits, names: tuple[str, ...], bound: str
+) -> dict[str, NDArray[Any]]:
+    before = _before(config, bound)
+    found: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for batch in read_documents(documents, columns_for(config)):
+        keep = judge_all(batch, before, limits).keep
+        for name in names:
+            found[name].append(_values(batch, name, bound, keep)[keep])
+    empty = np.zeros(0, dtype=np.float32)
+    return {name: np.concatenate([empty, *parts]) for name, parts in found.items()}
+
+
+def _perplexity_limits(
+    documents: Documents, config: "SelectConfig", limits: Limits
+) -> dict[str, float]:
+    """Return each language's perplexity at the percentile, or its stored bound."""
+    bound = "max_perplexity_percentile"
+    before = _before(config, bound)
     values: dict[str, list[NDArray[Any]]] = {}
-    for batch in read_documents(documents, columns):
-        keep = judge(batch, config).keep
-        scores = _values(batch, "kenlm_perplexity", "max_perplexity_percentile", keep)
+    for batch in read_documents(documents, columns_for(config)):
+        keep = judge_all(batch, before, limits).keep
+        scores = _values(batch, "kenlm_perplexity", bound, keep)
         languages = np.array(batch.column("language").to_pylist(), dtype=object)
         for language in sorted({name or "" for name in languages[keep]}):
             chosen = keep & (languages == (language or None))
             values.setdefault(language, []).append(scores[chosen])
-    return {
-        language: float(np.percentile(np.concatenate(parts).astype(np.float64), percentile))
+    counted = {
+        language: float(
+            np.percentile(
+                np.concatenate(parts).astype(np.float64), config.max_perplexity_percentile or 0
+            )
+        )
         for language, parts in values.items()
     }
+    return counted | config.perplexity_bounds
 
 
 def _judge_percentile(verdicts: Verdicts, batch: pa.RecordBatch, limits: dict[str, float]) -> None:
@@ -112,10 +220,13 @@ def _judge_percentile(verdicts: Verdicts, batch: pa.RecordBatch, limits: dict[st
     verdicts.add("max_perplexity_percentile", breaks, values, bounds)
 
 
-def _judge_language(verdicts: Verdicts, batch: pa.RecordBatch, languages: dict[str, float]) -> None:
+def _judge_language(verdicts: Verdicts, batch: pa.RecordBatch, config: "SelectConfig") -> None:
     found = batch.column("language").to_pylist()
     scores = _values(batch, "language_score", "languages", None)
-    bounds = np.array([languages.get(name or "", np.nan) for name in found], dtype=np.float64)
+    bounds = np.array([config.languages.get(n or "", np.nan) for n in found], dtype=np.float64)
+    if config.short_text_score is not None:
+        short = _values(batch, "num_words", "short_text_words", None) < config.short_text_words
+        bounds[short & ~np.isnan(bounds)] = config.short_text_score
     foreign = np.isnan(bounds)
     verdicts.add("language", foreign, scores, np.nan)
     low = ~foreign & (scores < bounds.astype(np.float32))

@@ -27,6 +27,14 @@ class QualityClassifierConfig(StageConfig):
     positive_label: str = Field(
         "positive", min_length=1, description="The label of examples to keep; all others are bad."
     )
+    label_field: str = Field(
+        "label", min_length=1, description="The examples' field that holds the label."
+    )
+    rename_labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Other names for labels, such as {hate: toxic, offensive: toxic}: several "
+        "become one.",
+    )
     dimensions: int = Field(16, ge=1, le=1024, description="Size of a word's vector.")
     buckets: int = Field(
         100_000, ge=1_000, le=50_000_000, description="Hash buckets of word bigrams."
@@ -41,6 +49,18 @@ class QualityClassifierConfig(StageConfig):
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Seed of the initial weights.")
 
 
+class ToxicityClassifierConfig(QualityClassifierConfig):
+    """The same, for labelled posts."""
+
+    positive_label: str = Field("toxic", min_length=1, description="The label of toxic examples.")
+
+
+class NsfwClassifierConfig(QualityClassifierConfig):
+    """The same, for what is not safe for work."""
+
+    positive_label: str = Field("nsfw", min_length=1, description="The label of unsafe examples.")
+
+
 @stage(version=1, kind="exact")
 def quality_classifier(
     out: Output[Model], config: QualityClassifierConfig, examples: Source, *, runtime: Runtime
@@ -52,7 +72,7 @@ def quality_classifier(
     """
     import fasttext
 
-    train, held_out = _split(_read_examples(examples), config)
+    train, held_out = _split(_read_examples(examples, config), config)
     labels = sorted({label for label, _ in train})
     if config.positive_label not in labels or len(labels) < 2:
         raise InputError(
@@ -98,7 +118,7 @@ def positive_score(model: Any, text: str, positive_label: str) -> float:
     return 0.0
 
 
-def _read_examples(examples: Source) -> list[tuple[str, str]]:
+def _read_examples(examples: Source, config: QualityClassifierConfig) -> list[tuple[str, str]]:
     rows = []
     for name in examples.names():
         data = examples.local(name).read_bytes()
@@ -107,11 +127,13 @@ def _read_examples(examples: Source) -> list[tuple[str, str]]:
         for number, line in enumerate(data.decode().splitlines(), 1):
             try:
                 row = json.loads(line)
-                label, text = str(row["label"]), str(row["text"])
+                label, text = str(row[config.label_field]), str(row["text"])
             except (ValueError, KeyError, TypeError) as error:
+                fields = f'{{"text", "{config.label_field}"}}'
                 raise InputError(
-                    f'{name} line {number} is no {{"text", "label"}} object: {error!r}'
+                    f"{name} line {number} is no {fields} object: {error!r}"
                 ) from error
+            label = config.rename_labels.get(label, label)
             rows.append((label.replace(" ", "_"), classifier_text(text)))
     return rows
 
@@ -128,18 +150,48 @@ def _split(
     return train, held_out
 
 
-def _report(model: Any, rows: list[tuple[str, str]], positive: str) -> dict[str, float]:
-    """Return precision, recall and accuracy at 0.5, and the Brier score."""
+def _report(model: Any, rows: list[tuple[str, str]], positive: str) -> dict[str, Any]:
+    """Say how good the scores are, and how far a score of 0.8 means eight in ten."""
     scored = [(positive_score(model, text, positive), label == positive) for label, text in rows]
-    hits = sum(score >= 0.5 and truth for score, truth in scored)
-    chosen = sum(score >= 0.5 for score, _ in scored)
-    truths = sum(truth for _, truth in scored)
-    right = sum((score >= 0.5) == truth for score, truth in scored)
+    return held_out_report(scored)
+
+
+def held_out_report(scored: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Return precision, recall, macro-F1 and accuracy at 0.5, Brier score and calibration.
+
+    `calibration` has a row per tenth of the score: examples, mean score, share of positives;
+    `calibration_error` is their mean distance, weighted by examples.
+    """
     count = max(1, len(scored))
+    chosen = [truth for score, truth in scored if score >= 0.5]
+    passed = [truth for score, truth in scored if score < 0.5]
+    hits, misses = sum(chosen), sum(passed)
+    bins = []
+    for tenth in range(10):
+        inside = [pair for pair in scored if min(9, int(pair[0] * 10)) == tenth]
+        if inside:
+            mean = sum(score for score, _ in inside) / len(inside)
+            share = sum(truth for _, truth in inside) / len(inside)
+            bins.append({"examples": len(inside), "mean_score": mean, "positive_fraction": share})
     return {
         "examples": len(scored),
-        "precision": hits / max(1, chosen),
-        "recall": hits / max(1, truths),
-        "accuracy": right / count,
+        "positives": hits + misses,
+        "precision": hits / max(1, len(chosen)),
+        "recall": hits / max(1, hits + misses),
+        "accuracy": (hits + len(passed) - misses) / count,
+        "macro_f1": (
+            _f1(hits, len(chosen), hits + misses)
+            + _f1(len(passed) - misses, len(passed), len(scored) - hits - misses)
+        )
+        / 2,
         "brier": sum((score - truth) ** 2 for score, truth in scored) / count,
+        "calibration_error": sum(
+            b["examples"] * abs(b["mean_score"] - b["positive_fraction"]) for b in bins
+        )
+        / count,
+        "calibration": bins,
     }
+
+
+def _f1(hits: int, chosen: int, truths: int) -> float:
+    return 2 * hits / max(1, chosen + truths)

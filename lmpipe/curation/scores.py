@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lmpipe.curation.block_lists import BlockLists
 from lmpipe.curation.language import LanguageIdentifier, load_fasttext
 from lmpipe.curation.measures import measure
 from lmpipe.curation.perplexity import PerplexityModel
@@ -31,8 +32,9 @@ class Scorer:
         self,
         config: "SignalsConfig",
         language_model: Path,
-        quality: tuple[Path, str] | None,
+        classifiers: dict[str, tuple[Path, str]],
         perplexity_model: Path | None,
+        block_lists: BlockLists | None = None,
     ) -> None:
         self.num_gated = 0
         self.languages: Counter[str] = Counter()
@@ -43,7 +45,11 @@ class Scorer:
             config.language_more_characters,
             config.language_certain,
         )
-        self._quality = (load_fasttext(str(quality[0])), quality[1]) if quality else None
+        self._classifiers = {
+            column: (load_fasttext(str(path)), label)
+            for column, (path, label) in classifiers.items()
+        }
+        self._block_lists = block_lists
         self._perplexity = PerplexityModel(perplexity_model) if perplexity_model else None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
@@ -60,11 +66,12 @@ class Scorer:
             **measures,
         }
         costly = [None if skip else text for skip, text in zip(spared, texts, strict=True)]
-        if self._quality is not None:
-            new["quality_score"] = [
-                None if text is None else positive_score(*self._quality_args(text))
-                for text in costly
+        for column, (model, label) in self._classifiers.items():
+            new[column] = [
+                None if text is None else positive_score(model, text, label) for text in costly
             ]
+        if self._block_lists is not None:
+            new |= self._lookups(batch, texts, [language for language, _ in languages])
         if self._perplexity is not None:
             new["kenlm_perplexity"] = [
                 None if text is None else self._perplexity(text) for text in costly
@@ -73,12 +80,26 @@ class Scorer:
         for name, values in new.items():
             field = DOCUMENT_SCHEMA.field(name)
             index = table.schema.get_field_index(name)
-            table = table.set_column(index, field, pa.array(values, field.type))
+            column_array = pa.array(values, field.type)
+            if index < 0:  # written before this column was known
+                table = table.append_column(field, column_array)
+            else:
+                table = table.set_column(index, field, column_array)
         return table
 
-    def _quality_args(self, text: str) -> tuple[Any, str, str]:
-        assert self._quality is not None
-        return self._quality[0], text, self._quality[1]
+    def _lookups(
+        self, batch: pa.RecordBatch, texts: list[str], languages: list[str | None]
+    ) -> dict[str, Any]:
+        lists = self._block_lists
+        assert lists is not None
+        pairs = zip(batch.column("url").to_pylist(), batch.column("host").to_pylist(), strict=True)
+        return {
+            "is_blocked": [lists.is_blocked(url, host) for url, host in pairs],
+            "num_adult_words": [
+                lists.count_words(text, language)
+                for text, language in zip(texts, languages, strict=True)
+            ],
+        }
 
 
 def _gated(

@@ -8,17 +8,24 @@ all of them listed beside it.
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.draws import Ensemble
 from lmpipe.curation.language import normalise_language
 from lmpipe.curation.rules import Thresholds
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
+
+if TYPE_CHECKING:
+    from lmpipe.curation.bounds import Limits
+
+
+MARGIN_SAMPLES = 2  # documents on either side of each bound
 
 
 class SelectConfig(StageConfig):
@@ -28,11 +35,54 @@ class SelectConfig(StageConfig):
         {"en": 0.65},
         description="Languages to keep, each with its lowest probability; empty: all languages.",
     )
+    short_text_words: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="Texts of fewer words are short: a language model knows little of them.",
+    )
+    short_text_score: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Lowest language probability of short texts, in any language of the list; "
+        "null: the list's own.",
+    )
     thresholds: Thresholds = Field(
         Thresholds(), description="Bounds of the Gopher, C4 and FineWeb rules."
     )
     min_quality_score: float | None = Field(
         None, ge=0, le=1, description="Lowest score of the quality classifier; null: off."
+    )
+    top_quality_fraction: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Keep this share by quality score, counted among documents that the bounds "
+        "before it keep; null: off.",
+    )
+    quality_pareto_alpha: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="Keep a document if a Pareto draw of this shape exceeds 1 - its quality score "
+        "(GPT-3 took 9); null: off.",
+    )
+    draw_seed: int = Field(0, ge=0, le=2**63 - 1, description="Of draws by hash(seed, id).")
+    ensemble: Ensemble | None = Field(
+        None, description="Bands of several scores, counted among documents otherwise kept."
+    )
+    max_toxicity: float | None = Field(
+        None, ge=0, le=1, description="Highest score of the toxicity classifier; null: off."
+    )
+    max_nsfw: float | None = Field(
+        None, ge=0, le=1, description="Highest score of the NSFW classifier; null: off."
+    )
+    max_adult_words: int | None = Field(
+        None, ge=0, le=10**6, description="Most words of the language's adult list; null: off."
+    )
+    remove_blocked: bool = Field(
+        True, description="Remove pages whose host or address is on a block list."
     )
     max_perplexity: float | None = Field(
         None, gt=0, le=1e12, description="Highest KenLM perplexity; null: off."
@@ -44,6 +94,16 @@ class SelectConfig(StageConfig):
         description="Keep this best percentage of each language by perplexity, as CCNet's head; "
         "counted among documents that all other bounds keep; null: off.",
     )
+    perplexity_bounds: dict[str, float] = Field(
+        default_factory=dict,
+        description="Stored limits by language in place of counted ones: an earlier run's metric "
+        "perplexity_limits. Languages beside them are counted.",
+    )
+
+    @field_validator("perplexity_bounds")
+    @classmethod
+    def _normalise_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
+        return {normalise_language(code): limit for code, limit in sorted(bounds.items())}
 
     @field_validator("languages")
     @classmethod
@@ -57,7 +117,7 @@ class SelectConfig(StageConfig):
         return dict(sorted(normal.items()))
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def select(
     out: Output[Documents], config: SelectConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:
@@ -66,12 +126,14 @@ def select(
     Raises:
         InputError: nothing is kept, or a bound has no signal to look at.
     """
-    from lmpipe.curation.bounds import perplexity_limits
+    from lmpipe.curation.bounds import find_limits
+    from lmpipe.curation.margins import nearest_of
+    from lmpipe.curation.yields import check_yields, yields_of
     from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
-    limits = perplexity_limits(documents, config)
+    limits = find_limits(documents, config)
     work = partial(_select_shard, config=config, documents=documents, names=names, limits=limits)
     records = out.run_shards(list(names), work, runtime)
     num_input = count_documents(documents)
@@ -81,7 +143,12 @@ def select(
     _report(out, records, num_input, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))
-    out.metric("perplexity_limits", limits)
+    check_yields(out, "select", yields_of(records, num_input, num_kept), runtime)
+    margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
+    out.write_json("margins.json", margins)
+    out.metric("perplexity_limits", limits.perplexity)
+    out.metric("min_top_quality", limits.quality)
+    out.metric("ensemble_edges", limits.edges)
     return out.commit()
 
 
@@ -92,26 +159,35 @@ def _select_shard(
     config: SelectConfig,
     documents: Documents,
     names: dict[str, str],
-    limits: dict[str, float],
+    limits: "Limits",
 ) -> None:
     """Decide on one shard; text is copied as it is."""
     import pyarrow as pa
 
-    from lmpipe.curation.bounds import decide
+    from lmpipe.curation.bounds import judge_all, ledger_rows
+    from lmpipe.curation.margins import Margins
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
     from lmpipe.documents.write import DocumentWriter
 
     removed: list[dict[str, Any]] = []
+    hosts = HostCounts()
+    margins = Margins(MARGIN_SAMPLES)
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
-            keep, rows = decide(batch, config, limits)
-            removed.extend(rows)
+            verdicts = judge_all(batch, config, limits)
+            keep = verdicts.keep
+            removed.extend(ledger_rows(batch, verdicts))
+            margins.add(batch, verdicts)
+            hosts.add(batch.column("host").to_pylist(), keep.tolist())
             writer.write_table(batch.filter(pa.array(keep)))
     shard.set_rows(name, writer.num_rows)
     write_part(shard, key, removed)
     shard.counts["kept"] = writer.num_rows
+    shard.info["margins"] = margins.found
+    shard.info["hosts"] = hosts.counts
     shard.info["first"] = dict(Counter(row["reason"] for row in removed))
     shard.info["all"] = dict(Counter(reason for row in removed for reason in row["reasons"]))
 

@@ -38,12 +38,12 @@ class SignalsConfig(StageConfig):
     )
     gate: Thresholds | None = Field(
         None,
-        description="Documents that break one of these rules get no costly scores (quality, "
+        description="Documents that break one of these rules get no costly scores (classifiers, "
         "perplexity); null: all get them. Use select's own thresholds or looser ones.",
     )
 
 
-@stage(version=2, kind="exact")
+@stage(version=3, kind="exact")
 def signals(
     out: Output[Documents],
     config: SignalsConfig,
@@ -51,10 +51,13 @@ def signals(
     language_model: Source,
     quality: Model | None,
     perplexity_model: Source | None,
+    toxicity: Model | None,
+    nsfw: Model | None,
+    block_lists: Source | None,
     *,
     runtime: Runtime,
 ) -> Documents:
-    """Compute language, rule measures, quality score and perplexity of every document."""
+    """Compute language, rule measures, learned scores and look-ups in lists for every document."""
     from lmpipe.documents.ledger import assert_conserved, write_ledger
     from lmpipe.documents.read import count_documents, shard_names
 
@@ -65,9 +68,16 @@ def signals(
         documents=documents,
         names=names,
         language_model=_only_file(language_model),
-        quality=(quality.local("model.bin"), quality.read_json("meta.json")["positive_label"])
-        if quality
-        else None,
+        classifiers={
+            column: (model.local("model.bin"), model.read_json("meta.json")["positive_label"])
+            for column, model in (
+                ("quality_score", quality),
+                ("toxicity", toxicity),
+                ("nsfw", nsfw),
+            )
+            if model
+        },
+        block_lists=block_lists,
         perplexity_model=_only_file(perplexity_model) if perplexity_model else None,
     )
     records = out.run_shards(list(names), work, runtime)
@@ -95,14 +105,17 @@ def _score_shard(
     documents: Documents,
     names: dict[str, str],
     language_model: Path,
-    quality: tuple[Path, str] | None,
+    classifiers: dict[str, tuple[Path, str]],
+    block_lists: Source | None,
     perplexity_model: Path | None,
 ) -> None:
+    from lmpipe.curation.block_lists import read_block_lists
     from lmpipe.curation.scores import Scorer
     from lmpipe.documents.read import read_shard
     from lmpipe.documents.write import DocumentWriter
 
-    scorer = Scorer(config, language_model, quality, perplexity_model)
+    lists = read_block_lists(block_lists) if block_lists else None
+    scorer = Scorer(config, language_model, classifiers, perplexity_model, lists)
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key], batch_rows=BATCH_ROWS):

@@ -40,6 +40,11 @@ SIGNAL_COLUMNS: dict[str, pa.DataType] = {
     # learned scores
     "quality_score": pa.float32(),
     "kenlm_perplexity": pa.float32(),
+    "toxicity": pa.float32(),
+    "nsfw": pa.float32(),
+    # lists given from outside
+    "num_adult_words": pa.int32(),
+    "is_blocked": pa.bool_(),
 }
 
 DOCUMENT_SCHEMA = pa.schema(

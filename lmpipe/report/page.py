@@ -22,6 +22,7 @@ def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
         scaling.section(run),
         data.contamination(run),
         data.removed(run, config.samples_per_reason),
+        data.margins(run),
         data.kept(run, config.kept_samples),
         accounts.cost(run),
         accounts.reproduce(run, config.recipe),

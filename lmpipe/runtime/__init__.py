@@ -62,6 +62,21 @@ class Runtime(BaseModel):
         le=1,
         description="Alarm if a curation stage keeps a smaller share of its documents; 0: never.",
     )
+    stop_kept_below: float = Field(
+        0.0, ge=0, le=1, description="Stop if select keeps a smaller share of its documents."
+    )
+    stop_kept_above: float = Field(
+        1.0, ge=0, le=1, description="Stop if select keeps a larger share of its documents."
+    )
+    stop_host_lost_fraction: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="Stop if a host with stop_host_documents or more loses a larger share; 1: off.",
+    )
+    stop_host_documents: int = Field(
+        200, ge=1, le=10**9, description="Documents from which a host's losses are looked at."
+    )
     alarm_contaminated_fraction: float = Field(
         0.05,
         ge=0,

@@ -9,7 +9,18 @@ from tests.architecture.modules import stages
 # The order of the pipeline; a stage that is not named here comes last, and the test says so.
 ORDER = [
     *("source", "extract", "import_documents", "quality_classifier", "signals", "select"),
-    *("dedup", "decontaminate", "tokenizer", "shards", "pretrain", "sft", "dpo", "grpo"),
+    *(
+        "dedup",
+        "resample",
+        "decontaminate",
+        "mask",
+        "tokenizer",
+        "shards",
+        "pretrain",
+        "sft",
+        "dpo",
+        "grpo",
+    ),
     *("evaluate", "scale", "report"),
 ]
 

@@ -25,6 +25,9 @@ from lmpipe.documents.read import read_documents, read_removed
 from tests.curation.conftest import WARC, Workbench
 from tests.curation.test_select import EXAMPLES, LANGUAGE, PERPLEXITY
 
+# columns that came later: they count where they hold a value, so that older digests stay good
+LATER = {"toxicity", "nsfw", "num_adult_words", "is_blocked"}
+
 
 def digest(documents: Documents) -> str:
     """Hash the kept and removed rows; floats to 5 digits, as far as CPUs agree."""
@@ -32,7 +35,11 @@ def digest(documents: Documents) -> str:
     for batches in (read_documents(documents), read_removed(documents)):
         for batch in batches:
             for row in batch.to_pylist():
-                plain = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()}
+                plain = {
+                    k: f"{v:.5g}" if isinstance(v, float) else v
+                    for k, v in row.items()
+                    if v is not None or k not in LATER
+                }
                 hasher.update(json.dumps(plain, sort_keys=True).encode())
     return hasher.hexdigest()[:16]
 
@@ -44,8 +51,8 @@ GOLDEN_EXTRACT = {
 }
 GOLDEN_TEXTS = {
     "import_documents": (1, "9a28d0ec691efde2"),
-    "signals": (2, "cfb8eaf7f524e062"),
-    "select": (1, "1f0c8891a66b3f5d"),
+    "signals": (3, "cfb8eaf7f524e062"),
+    "select": (2, "1f0c8891a66b3f5d"),
 }
 
 

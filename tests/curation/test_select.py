@@ -3,19 +3,28 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.draws import Ensemble, bands, pareto_limits
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
-from lmpipe.curation.quality_classifier import QualityClassifierConfig, quality_classifier
+from lmpipe.curation.quality_classifier import (
+    QualityClassifierConfig,
+    held_out_report,
+    quality_classifier,
+)
 from lmpipe.curation.rules import Thresholds
 from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.signals import SignalsConfig, signals
+from lmpipe.curation.yields import Yields, check_yields
 from lmpipe.documents.read import count_documents, read_documents, read_removed
 from lmpipe.documents.schema import SIGNAL_COLUMNS
 from lmpipe.errors import ConfigError, InputError
+from lmpipe.runtime import Runtime
 from tests.curation.conftest import Workbench
 
 DATA = Path(__file__).parents[2] / "flows/recipes/demo_data"
@@ -68,7 +77,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Documen
 
 
 def test_every_signal_has_a_value_for_every_document(shared: tuple[Workbench, Documents]) -> None:
-    found = columns(shared[1], *SIGNAL_COLUMNS, "language", "language_score")
+    optional = {"toxicity", "nsfw", "num_adult_words", "is_blocked"}
+    computed = [name for name in SIGNAL_COLUMNS if name not in optional]
+    found = columns(shared[1], *computed, "language", "language_score")
     assert len(found["num_words"]) == 61
     assert all(value is not None for values in found.values() for value in values)
     assert found["language"][-1] == "de"
@@ -206,3 +217,158 @@ def test_bad_examples_are_named_by_line(bench: Workbench) -> None:
     one = bench.files("one", a__jsonl='{"text": "x", "label": "positive"}')
     with pytest.raises(InputError, match="at least one other"):
         bench.run(quality_classifier, QualityClassifierConfig(held_out_fraction=0.0), one)
+
+
+def test_labels_can_be_renamed_and_read_from_another_field(bench: Workbench) -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()[:80]]
+    kinds = {"positive": ("hate", "offensive"), "negative": ("neither", "neither")}
+    lines = [
+        json.dumps({"text": row["text"], "class": kinds[row["label"]][number % 2]})
+        for number, row in enumerate(rows)
+    ]
+    config = QualityClassifierConfig(
+        positive_label="toxic",
+        label_field="class",
+        rename_labels={"hate": "toxic", "offensive": "toxic"},
+        buckets=5000,
+    )
+    made = bench.run(quality_classifier, config, bench.files("posts", a__jsonl="\n".join(lines)))
+    assert made.read_json("meta.json") == {
+        "positive_label": "toxic",
+        "labels": ["neither", "toxic"],
+    }
+
+
+def test_the_held_out_report_counts_by_hand() -> None:
+    scored = [(0.95, True), (0.85, True), (0.65, False), (0.25, True), (0.15, False), (0.05, False)]
+    report = held_out_report(scored)
+    assert report["precision"] == pytest.approx(2 / 3)
+    assert report["recall"] == pytest.approx(2 / 3)
+    assert report["macro_f1"] == pytest.approx(2 / 3)
+    assert report["accuracy"] == pytest.approx(4 / 6)
+    assert [b["examples"] for b in report["calibration"]] == [1, 1, 1, 1, 1, 1]
+    error = (0.05 + 0.15 + 0.65 + 0.75 + 0.15 + 0.05) / 6
+    assert report["calibration_error"] == pytest.approx(error)
+    perfect = held_out_report([(0.0, False)] * 3 + [(1.0, True)] * 3)
+    assert perfect["macro_f1"] == 1
+    assert perfect["calibration_error"] == perfect["brier"] == 0
+
+
+def test_the_pareto_draw_is_one_of_seed_and_id_and_prefers_good_documents() -> None:
+    ids = [f"{n:032x}" for n in range(4000)]
+    limits = pareto_limits(ids, 9.0, 0)
+    assert np.array_equal(pareto_limits(ids[::-1], 9.0, 0)[::-1], limits)
+    assert not np.array_equal(pareto_limits(ids, 9.0, 1), limits)
+    for score in (0.2, 0.8, 0.95):
+        expected = (2 - score) ** -9.0  # P(Lomax(9) > 1 - score)
+        assert np.mean(score > limits) == pytest.approx(expected, abs=0.02)
+
+
+def test_the_top_fraction_and_the_draw_keep_what_they_say(
+    shared: tuple[Workbench, Documents],
+) -> None:
+    bench, documents = shared
+    everything = LOOSE.model_copy(update={"languages": {}})
+    top = bench.run(select, everything.model_copy(update={"top_quality_fraction": 0.25}), documents)
+    scores = columns(documents, "quality_score")["quality_score"]
+    kept = columns(top, "quality_score")["quality_score"]
+    assert len(kept) == pytest.approx(61 / 4, abs=1)
+    assert sorted(map(float, kept)) == sorted(map(float, scores))[-len(kept) :]  # type: ignore[arg-type]
+    assert {row["reason"] for row in ledger(top)} == {"top_quality_fraction"}
+    config = everything.model_copy(update={"quality_pareto_alpha": 9.0})
+    first, again = (bench.run(select, config, documents, workers=n) for n in (1, 2))
+    assert first.digest == again.digest
+    drawn = columns(first, "quality_score")["quality_score"]
+    assert sum(map(float, drawn)) / len(drawn) > sum(map(float, scores)) / len(scores)  # type: ignore[arg-type]
+
+
+def test_an_ensemble_ranks_by_several_scores_into_equal_bands(
+    shared: tuple[Workbench, Documents],
+) -> None:
+    bench, documents = shared
+    ensemble = Ensemble(
+        columns={"quality_score": 1.0, "kenlm_perplexity": -1.0}, num_bands=4, min_band=2
+    )
+    config = LOOSE.model_copy(update={"languages": {}, "ensemble": ensemble})
+    kept = bench.run(select, config, documents)
+    assert 10 < count_documents(kept) < 40
+    assert all(row["reason"] == "ensemble_band" and row["score"] in (0, 1) for row in ledger(kept))
+    edges = kept.metrics["ensemble_edges"]
+    assert len(edges["quality_score"]) == 3
+    values = {name: np.array([0.0, 0.5, 1.0]) for name in ("a", "b")}
+    config_ = Ensemble(columns={"a": 1.0, "b": -1.0}, num_bands=3, combine_by_maximum=True)
+    cuts = {"a": [0.3, 0.7], "b": [0.3, 0.7]}
+    assert bands(values, config_, cuts).tolist() == [2, 1, 2]
+
+
+def test_stored_perplexity_bounds_take_the_place_of_counted_ones(
+    shared: tuple[Workbench, Documents],
+) -> None:
+    bench, documents = shared
+    config = LOOSE.model_copy(update={"max_perplexity_percentile": 50.0})
+    counted = bench.run(select, config, documents).metrics["perplexity_limits"]["en"]
+    stored = SelectConfig(
+        languages={"en": 0.3}, thresholds=OFF, max_perplexity_percentile=50.0,
+        perplexity_bounds={"eng": counted / 2},
+    )  # fmt: skip
+    kept = bench.run(select, stored, documents)
+    assert kept.metrics["perplexity_limits"]["en"] == counted / 2
+    assert max(columns(kept, "kenlm_perplexity")["kenlm_perplexity"]) <= counted / 2  # type: ignore[operator]
+
+
+def test_short_texts_have_a_bound_of_their_own(shared: tuple[Workbench, Documents]) -> None:
+    bench, documents = shared
+    found = columns(documents, "num_words", "language", "language_score")
+    config = LOOSE.model_copy(
+        update={"languages": {"en": 0.0}, "short_text_words": 100, "short_text_score": 0.9}
+    )
+    kept = bench.run(select, config, documents)
+    rows = list(zip(*found.values(), strict=True))
+    expected = [w for w, lang, p in rows if lang == "en" and (w >= 100 or p >= np.float32(0.9))]  # type: ignore[operator]
+    assert sorted(columns(kept, "num_words")["num_words"]) == sorted(expected)  # type: ignore[type-var]
+    assert len(expected) < len([1 for _, lang, _ in rows if lang == "en"])
+
+
+def test_a_yield_outside_its_band_or_a_lost_host_stops_with_a_table() -> None:
+    yields = Yields(60, 30, {"bad.example": (30, 0), "good.example": (30, 30)})
+
+    class Out:
+        tables: ClassVar[list[object]] = []
+
+        def table(self, name: str, rows: object) -> None:
+            self.tables.append(rows)
+
+    check_yields(Out(), "select", yields, Runtime())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"stop_host_lost_fraction=0.95 of bad\.example") as error:
+        check_yields(Out(), "select", yields, Runtime(stop_host_documents=30))  # type: ignore[arg-type]
+    assert "bad.example: 0 of 30 kept, 100.0% lost" in str(error.value)
+    with pytest.raises(InputError, match=r"outside stop_kept_below=0\.6"):
+        check_yields(Out(), "select", yields, Runtime(stop_kept_below=0.6))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"stop_kept_above=0\.4"):
+        check_yields(Out(), "select", yields, Runtime(stop_kept_above=0.4))  # type: ignore[arg-type]
+    assert len(Out.tables) == 4
+
+
+def test_the_stage_stops_where_its_runtime_says_so(shared: tuple[Workbench, Documents]) -> None:
+    _, documents = shared
+    bench = Workbench(shared[0].root)
+    bench.runtime = {"stop_kept_above": 0.2}
+    with pytest.raises(InputError, match="select stops: it keeps"):
+        bench.run(select, LOOSE.model_copy(update={"draw_seed": 5}), documents)
+
+
+def test_the_nearest_documents_of_each_bound_are_kept_as_samples(
+    shared: tuple[Workbench, Documents],
+) -> None:
+    bench, documents = shared
+    thresholds = OFF.model_copy(update={"gopher_min_words": 110})
+    config = SelectConfig(languages={}, thresholds=thresholds)
+    one, two = (bench.run(select, config, documents, workers=n) for n in (1, 2))
+    margins = one.read_json("margins.json")
+    assert margins == two.read_json("margins.json")
+    words = columns(documents, "num_non_symbol_words")["num_non_symbol_words"]
+    below = sorted((float(w) for w in words if w < 110), reverse=True)  # type: ignore[operator, arg-type]
+    above = sorted(float(w) for w in words if w >= 110)  # type: ignore[operator, arg-type]
+    assert [s["score"] for s in margins["removed gopher_min_words"]] == below[:2]
+    assert [s["score"] for s in margins["kept gopher_min_words"]] == above[:2]
+    assert all(s["text"] and s["bound"] == 110 for s in margins["kept gopher_min_words"])

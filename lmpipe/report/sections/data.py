@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from lmpipe.artifacts.types import Documents
+from lmpipe.artifacts.types import Artifact, Documents
 from lmpipe.report.blocks import (
     Cell,
+    Charts,
     Funnel,
     FunnelStep,
     Sample,
@@ -16,12 +18,28 @@ from lmpipe.report.blocks import (
     Tile,
     Tiles,
 )
-from lmpipe.report.read import DocumentStep, Row, Run, optional_json
-from lmpipe.report.svg import number
+from lmpipe.report.read import (
+    MAX_SAMPLED_SHARDS,
+    DocumentStep,
+    Row,
+    Run,
+    optional_json,
+    read_rows,
+)
+from lmpipe.report.svg import Chart, Line, line_chart, number
 from lmpipe.report.wording import count, excerpt, percent
 
 MAX_REASONS = 12
 MAX_LANGUAGES = 8
+MAX_HOSTS = 12
+NUM_BINS = 24
+SCORES = {
+    "quality_score": "Quality score",
+    "kenlm_perplexity": "Perplexity",
+    "language_score": "Language probability",
+    "toxicity": "Toxicity",
+    "nsfw": "NSFW score",
+}
 SKIPPED = "skipped: "  # how `extract` counts a record that is no page
 
 
@@ -36,7 +54,8 @@ def funnel(run: Run) -> Section:
     steps = [*_records(run), *(_funnel_step(step) for step in run.documents)]
     if steps:
         section.add(Funnel(steps))
-    section.add(_tokens(run), _languages(run), _compression(run), _classifier(run))
+    section.add(_tokens(run), _languages(run), _hosts(run), _scores(run), _compression(run))
+    section.add(_classifier(run))
     return section
 
 
@@ -114,6 +133,96 @@ def _languages(run: Run) -> Table | None:
         numeric=(2, 3),
         caption="Languages",
     )
+
+
+def _hosts(run: Run) -> Table | None:
+    """Compare hosts where documents were found with what is left at the end."""
+    counted = [(step, step.column_counts("host")) for step in run.documents]
+    counted = [(step, counts) for step, counts in counted if counts]
+    if not counted:
+        return None
+    (first, before), (_, after) = counted[0], counted[-1]
+    total = sum(before.values())
+    rows: list[list[Cell | str]] = [
+        [host, Cell(f"{amount:,}", amount / total), f"{after[host]:,}",
+         percent(after[host] / amount)]
+        for host, amount in before.most_common(MAX_HOSTS)
+    ]  # fmt: skip
+    more = len(before) - MAX_HOSTS
+    return Table(
+        ["host", f"after {first.artifact.stage}", "in training text", "kept"],
+        rows,
+        numeric=(2, 3),
+        caption="Hosts" + (f" (the largest of {len(before):,})" if more > 0 else ""),
+    )
+
+
+def _scores(run: Run) -> Charts | None:
+    """Draw how the scores are spread, before select and after it."""
+    before, after = run.one("signals"), run.one("select")
+    if before is None:
+        return None
+    charts = [_histogram(before, after, column, title) for column, title in SCORES.items()]
+    drawn = [chart for chart in charts if chart is not None]
+    return Charts(drawn) if drawn else None
+
+
+def _histogram(before: Artifact, after: Artifact | None, column: str, title: str) -> Chart | None:
+    found = [_values(artifact, column) for artifact in (before, after) if artifact is not None]
+    if not found[0]:
+        return None
+    log = column == "kenlm_perplexity"
+    low, high = min(found[0]), max(found[0])
+    if high <= low or (log and low <= 0):
+        return None
+    at = math.log if log else float
+    edge, width = at(low), (at(high) - at(low)) / NUM_BINS
+    lines = []
+    for number_, (name, values) in enumerate(
+        zip(("before select", "after select"), found, strict=False), 1
+    ):
+        counts = [0] * NUM_BINS
+        for value in values:
+            counts[max(0, min(NUM_BINS - 1, int((at(value) - edge) / width)))] += 1
+        middles = [edge + (n + 0.5) * width for n in range(NUM_BINS)]
+        lines.append(
+            Line(name, [math.exp(m) for m in middles] if log else middles, counts, number_)
+        )
+    return line_chart(
+        title, lines, x_label=column.replace("_", " "), y_label="documents", log="x" if log else ""
+    )
+
+
+def _values(artifact: Artifact, column: str) -> list[float]:
+    rows = read_rows(artifact, "kept/", [column], MAX_SAMPLED_SHARDS)
+    return [float(row[column]) for row in rows if row.get(column) is not None]
+
+
+def margins(run: Run) -> Section:
+    """Quote the documents nearest to each bound, on either side."""
+    section = Section(
+        "margins",
+        "At the bounds",
+        "Just kept and just removed: the documents nearest to a bound. Just removed are those that"
+        " this bound alone removed. Bounds that remove nothing by themselves are left out.",
+    )
+    found: dict[str, list[Row]] = optional_json(run.one("select"), "margins.json") or {}
+    rules = [key.removeprefix("removed ") for key in found if key.startswith("removed ")]
+    for rule in rules:
+        samples = [
+            _margin_sample(row, side)
+            for side in ("removed", "kept")
+            for row in found.get(f"{side} {rule}", [])
+        ]
+        section.add(Samples(f"{rule}: just removed, then just kept", samples))
+    return section
+
+
+def _margin_sample(row: Row, side: str) -> Sample:
+    facts = f"just {side}: value {number(row['score'])}, bound {number(row['bound'])}"
+    tone = "bad" if side == "removed" else "good"
+    heading = str(row.get("url") or row["id"])
+    return Sample(heading, excerpt(row["text"]), f"{facts}, id {row['id']}", tone)
 
 
 def _compression(run: Run) -> Table | None:

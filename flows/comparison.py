@@ -1,0 +1,61 @@
+"""A duplicate beside its keeper: the evidence of its removal, and the words it alone has."""
+
+import difflib
+
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from lmpipe.artifacts.lookup import read_manifest
+from lmpipe.artifacts.tombstone import when_collected
+from lmpipe.artifacts.types import Documents
+
+MAX_DIFF_LINES = 60
+LINE_WORDS = 16
+
+
+def print_comparison(console: Console, artifact: Documents, document: str, keeper: str) -> None:
+    """Print the evidence of a duplicate's removal, and what it says that its keeper does not."""
+    from lmpipe.curation.evidence import find_evidence
+
+    evidence = find_evidence(artifact, document) or {}
+    for key in ("containment", "keeper_containment", "novel_words", "num_words"):
+        if evidence.get(key) is not None:
+            console.print(f"  {key}: {evidence[key]}", markup=False, highlight=False)
+    bodies = [
+        Documents(artifact.store, found[0])
+        for entry in artifact.manifest.inputs
+        if (found := read_manifest(artifact.store, entry.stage, entry.id))
+        and not when_collected(artifact.store, found[0])
+    ]
+    texts = [_text_of(bodies, id_) for id_ in (keeper, document)]
+    if None in texts:
+        console.print("  the texts are gone: gc has collected what dedup read")
+        return
+    old, new = (_lines(text or "") for text in texts)
+    names = f"keeper {keeper}", f"removed {document}"
+    diff = list(difflib.unified_diff(old, new, *names, n=0, lineterm=""))
+    if not diff:
+        console.print("  its words are those of its keeper")
+    for line in diff[:MAX_DIFF_LINES]:
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    if len(diff) > MAX_DIFF_LINES:
+        console.print(f"  … {len(diff) - MAX_DIFF_LINES} more lines")
+
+
+def _text_of(bodies: list[Documents], document: str) -> str | None:
+    for body in bodies:
+        for name in body.names("kept/"):
+            with body.open(name) as file:
+                rows = pq.read_table(file, columns=["text"], filters=[("id", "=", document)])
+            if rows.num_rows:
+                return str(rows["text"][0])
+    return None
+
+
+def _lines(text: str) -> list[str]:
+    """Return a text's own lines, the long ones cut at every few words so that a diff is short."""
+    lines = []
+    for line in text.splitlines():
+        words = line.split()
+        lines += [" ".join(words[a : a + LINE_WORDS]) for a in range(0, len(words), LINE_WORDS)]
+    return lines

@@ -1,0 +1,158 @@
+"""whatif, why and trace on a store with selected, deduplicated and encoded documents."""
+
+import pytest
+from pydantic import Field
+from typer.testing import CliRunner
+
+from flows.cli import app
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Documents
+from lmpipe.curation.dedup import DedupConfig, dedup
+from lmpipe.curation.rules import Thresholds
+from lmpipe.curation.select import SelectConfig, select
+from lmpipe.curation.whatif import compare
+from lmpipe.documents.ledger import write_ledger
+from lmpipe.documents.read import count_documents, read_removed
+from lmpipe.documents.write import DocumentWriter
+from lmpipe.errors import ConfigError, StoreError
+from lmpipe.runtime import Runtime
+from lmpipe.tokenization.shards import ShardsConfig, shards
+from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
+
+OFF = Thresholds(
+    **{name: None for name in Thresholds.model_fields if not name.startswith("c4_no")},
+    c4_no_lorem_ipsum=False,
+    c4_no_curly_bracket=False,
+)
+
+
+def command(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+class MeasuredConfig(StageConfig):
+    number: int = Field(200, description="Documents.")
+
+
+@stage(version=1, kind="exact")
+def measured(out: Output[Documents], config: MeasuredConfig, *, runtime: Runtime) -> Documents:
+    """Documents with one signal: as many words as their number; every fourth is a copy of one."""
+    from lmpipe.curation.rules import RULES
+
+    with out.open("kept/00000.parquet", "wb") as file, DocumentWriter(file) as writer:
+        for n in range(config.number):
+            signals = {rule.column: (False if rule.kind == "flag" else 0) for rule in RULES}
+            said = "copied words of one text" if n % 4 == 3 else f"words of number {n} are its own"
+            writer.write(
+                {
+                    **signals,
+                    "id": f"{n * 2654435761 % 2**32:032x}",
+                    "text": " ".join(f"{said} {i}" for i in range(20)),
+                    "url": f"https://h{n % 3}.example/{n}",
+                    "host": f"h{n % 3}.example",
+                    "language": "de" if n % 5 == 0 else "en",
+                    "language_score": 0.9,
+                    "warc_path": "crawl.warc.gz",
+                    "warc_offset": 1000 + n,
+                    "warc_record_id": f"<urn:uuid:{n}>",
+                    "num_non_symbol_words": n,
+                }
+            )
+    out.set_rows("kept/00000.parquet", config.number)
+    write_ledger(out, [])
+    return out.commit()
+
+
+BEFORE = SelectConfig(languages={}, thresholds=OFF.model_copy(update={"gopher_min_words": 50}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    root = f"file://{tmp_path_factory.mktemp('lineage')}"
+    store, runtime = Store(root), Runtime()
+    documents = build(measured, MeasuredConfig(), {}, store=store, runtime=runtime)
+    kept = build(select, BEFORE, {"documents": documents}, store=store, runtime=runtime)
+    unique = build(dedup, DedupConfig(), {"documents": kept}, store=store, runtime=runtime)
+    words = build(
+        tokenizer, TokenizerConfig(vocab_size=300), {"documents": unique},
+        store=store, runtime=runtime,
+    )  # fmt: skip
+    inputs = {"documents": unique, "tokenizer": words}
+    tokens = build(shards, ShardsConfig(), inputs, store=store, runtime=runtime)  # type: ignore[arg-type]
+    return {"root": root, "documents": documents, "select": kept, "dedup": unique, "shards": tokens}
+
+
+def test_whatif_says_what_the_stage_then_does(made: dict[str, object]) -> None:
+    documents = made["documents"]
+    assert isinstance(documents, Documents)
+    after = BEFORE.model_copy(
+        update={
+            "languages": {"en": 0.5},
+            "thresholds": OFF.model_copy(update={"gopher_min_words": 30}),
+        }
+    )
+    shift = compare(documents, BEFORE, after)
+    run = build(
+        select, after, {"documents": documents}, store=Store(str(made["root"])), runtime=Runtime()
+    )
+    assert shift.kept_after == count_documents(run)
+    assert shift.kept_before == 150
+    assert shift.num_documents == 200
+    assert shift.kept_after - shift.kept_before == shift.num_gained - shift.num_lost
+    assert len(shift.gained) == len(shift.lost) == 10
+    assert shift.by_language["de"]["after"] == 0
+    assert sum(counts["after"] for counts in shift.by_host.values()) == shift.kept_after
+    assert {change.rule for change in shift.gained} == {"gopher_min_words"}
+    assert all(30 <= change.score < 50 for change in shift.gained)
+    assert {change.rule for change in shift.lost} == {"language"}
+
+
+def test_the_command_starts_from_the_artifacts_own_bounds(made: dict[str, object]) -> None:
+    said = command(
+        "whatif", "select/" + made["select"].id, "--store", str(made["root"]),  # type: ignore[attr-defined]
+        "--set", "select.thresholds.gopher_min_words=60", "--samples", "2",
+    )  # fmt: skip
+    assert "150 kept before, 140 after; 0 gained, 10 lost" in said
+    assert said.count("lost ") >= 2
+    for bad, hint in (
+        ("thresholds.gopher_min_wrds=3", "gopher_min_wrds"),
+        ("thresholds.gopher_min_words=-1", "greater than or equal to 0"),
+        ("nothing", "KEY=VALUE"),
+    ):
+        with pytest.raises(ConfigError, match=hint):
+            command("whatif", "measured", "--store", str(made["root"]), "--set", bad)
+
+
+def test_trace_goes_back_to_the_record_and_forward_to_the_tokens(made: dict[str, object]) -> None:
+    unique = made["dedup"]
+    assert isinstance(unique, Documents)
+    copies = {
+        row["id"]: row["keeper"]
+        for batch in read_removed(unique)
+        for row in batch.to_pylist()
+        if row["reason"] == "exact_duplicate"
+    }
+    copy, keeper = min(copies.items())
+    assert len(copies) > 30
+    said = command("trace", keeper, "--store", str(made["root"]))
+    assert "warc_path: crawl.warc.gz" in said
+    assert "warc_offset: 1" in said
+    assert "keeps it for" in said
+    assert "tokens " in said
+    said = command("trace", copy, "--store", str(made["root"]))
+    assert f"duplicate of {keeper}" in said
+    assert "tokens " not in said
+    with pytest.raises(StoreError, match="32 hex digits"):
+        command("trace", "f" * 32, "--store", str(made["root"]))
+
+
+def test_why_names_reason_score_and_threshold(made: dict[str, object]) -> None:
+    said = command("why", f"{7 * 2654435761 % 2**32:032x}", "--store", str(made["root"]))
+    assert "removed it: gopher_min_words" in said
+    assert "score: 7.0" in said
+    assert "threshold: 50.0" in said
