@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from lmpipe.curation.extract import ExtractConfig, extract
-from lmpipe.documents.read import count_documents, find_removed, read_documents, read_removed
+from lmpipe.documents.read import find_removed, read_documents, read_removed
 from lmpipe.documents.schema import DOCUMENT_SCHEMA
 from lmpipe.errors import InputError
 from tests.curation.conftest import WARC, Workbench
