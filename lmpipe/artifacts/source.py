@@ -57,7 +57,8 @@ class SourceSpec(BaseModel):
     paths: tuple[PathOrUrl, ...] = Field(
         min_length=1,
         description="Files, globs or fsspec URLs; relative ones are relative to the recipe; "
-        "package://NAME/FILE is a file of an installed Python package.",
+        "package://NAME/FILE is a file of an installed Python package; @FILE is a list of such "
+        "paths (plain or .gz), one a line, the relative ones relative to the list.",
     )
     copy_files: bool = Field(
         False, description="Copy the files into the store, for workers that cannot see the paths."
@@ -87,7 +88,7 @@ def pin(name: str, spec: SourceSpec, base: Path) -> PinnedSource:
     """
     locations: dict[str, str] = {}
     for pattern in spec.paths:
-        for place in _expand(pattern, base, name):
+        for place in _listed(pattern, base, name):
             file = PurePosixPath(place).name
             if locations.setdefault(file, place) != place:
                 raise InputError(
@@ -128,6 +129,26 @@ def _copy(out: Output[Source], name: str, file: PinnedFile, place: str) -> None:
             f"source {name!r}: {place} changed while it was read (sha256 {written.sha256[:12]}…, "
             f"pinned {file.sha256[:12]}…); run again when it is at rest"
         )
+
+
+def _listed(pattern: str, base: Path, name: str) -> list[str]:
+    """Return the files of one path, or of all paths in the list that it names."""
+    if not pattern.startswith("@"):
+        return _expand(pattern, base, name)
+    (place,) = _expand(pattern[1:], base, name)[:1]
+    import fsspec
+
+    with fsspec.open(place, "rt", compression="infer", encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    folder, _, _ = place.rpartition("/")
+    found: list[str] = []
+    for line in lines:
+        if line and not line.startswith("#"):
+            is_relative = "://" not in line and "://" in folder
+            found += _expand(f"{folder}/{line}" if is_relative else line, Path(folder), name)
+    if not found:
+        raise InputError(f"source {name!r}: the list {place} names no file")
+    return found
 
 
 def _expand(pattern: str, base: Path, name: str) -> list[str]:

@@ -7,6 +7,7 @@ so that a wrong wiring fails before anything runs.
 
 import hashlib
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import IO, Any
@@ -213,9 +214,11 @@ class Source(Artifact):
         target = self._cache_folder() / name
         if not target.exists() or target.stat().st_size != self._files[name]["bytes"]:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with self.open(name) as source, target.open("wb") as copy:
+            partial = target.with_name(f".{target.name}.{os.getpid()}")  # several may fetch it
+            with self.open(name) as source, partial.open("wb") as copy:
                 while block := source.read(2**20):
                     copy.write(block)
+            partial.replace(target)
         return target
 
     def local_dir(self, prefix: str = "") -> Path:

@@ -303,7 +303,8 @@ def _doubt(blocks: list[Block], kept: list[Block], total: int, hidden: int) -> s
     size = sum(len(block.text) for block in kept)
     prose = sum(block.prose for block in kept)
     if size < MIN_RESULT_CHARACTERS:
-        return "little_text"
+        rest = sum(len(block.text) - block.link_characters for block in blocks)
+        return "little_text" if rest > 2 * size else ""  # else the page has no more
     if hidden > total - hidden:
         return "much_hidden"  # more prose under names of boilerplate than elsewhere
     if prose < 0.75 * (total - hidden):

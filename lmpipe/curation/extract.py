@@ -1,11 +1,14 @@
 """extract: WARC files → documents.
 
-One archive is one shard: the split does not depend on who works on it. Pages of one archive are
-extracted in file order in a killable child (see sandbox.py), and every response that is HTML ends
-up either among the documents or, with its reason, in the ledger; all other records are counted by
-type.
+An archive is one shard, or several where it is larger than `split_bytes`: a shard holds the records
+that begin in one range of bytes (see record_starts.py). The split depends on the archives alone, so
+who works on it changes no byte, and a killed run goes on with the ranges that are not done. Pages
+are extracted in file order in a killable child (see sandbox.py), and every response that is HTML
+ends up either among the documents or, with its reason, in the ledger; all other records are counted
+by type.
 """
 
+from array import array
 from collections import Counter
 from functools import partial
 from typing import Any, Literal
@@ -36,26 +39,33 @@ class ExtractConfig(StageConfig):
     max_page_memory_bytes: int = Field(
         2 << 30, ge=64 << 20, le=1 << 40, description="Memory that one page may take."
     )
+    split_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        le=1 << 50,
+        description="Larger archives are split at records into ranges of this size; 0: never.",
+    )
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:
-    """Extract the main text of every HTML response of a source's WARC files.
+    """Extract the main text of every HTML response of a source's WARC and ARC files.
+
+    The text of WET files is taken as it is.
 
     Raises:
         InputError: the source holds no page with text.
     """
     from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
 
-    names = source.names()
-    keys = [f"{number:05d}" for number in range(len(names))]
-    work = partial(
-        _extract_archive, source=source, names=dict(zip(keys, names, strict=True)), config=config
-    )
+    ranges = _ranges(source, config.split_bytes)
+    keys = list(ranges)
+    work = partial(_extract_range, source=source, ranges=ranges, config=config)
     records = out.run_shards(keys, work, runtime)
     num_removed = gather_parts(out, keys)
+    out.metric("revisits", _count_revisits(out, keys))
     num_pages = sum(int(record.counts["pages"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("extract", num_pages, num_kept, num_removed)
@@ -66,21 +76,43 @@ def extract(
     return out.commit()
 
 
-def _extract_archive(
-    shard: ShardOutput, key: str, *, source: Source, names: dict[str, str], config: ExtractConfig
+def _ranges(source: Source, split_bytes: int) -> dict[str, tuple[str, tuple[int, int] | None]]:
+    """Return {shard key: (file, range of bytes, or None for all of it)} in input order."""
+    ranges: dict[str, tuple[str, tuple[int, int] | None]] = {}
+    sizes = {str(file["name"]): int(file["bytes"]) for file in source.manifest.config["files"]}
+    for number, name in enumerate(source.names()):
+        parts = -(-sizes[name] // split_bytes) if split_bytes else 1
+        if parts <= 1:
+            ranges[f"{number:05d}"] = name, None
+            continue
+        for part in range(parts):
+            low = part * split_bytes
+            ranges[f"{number:05d}-{part:05d}"] = name, (low, low + split_bytes)
+    return ranges
+
+
+def _extract_range(
+    shard: ShardOutput,
+    key: str,
+    *,
+    source: Source,
+    ranges: dict[str, tuple[str, tuple[int, int] | None]],
+    config: ExtractConfig,
 ) -> None:
-    """Extract one archive into one shard of documents."""
+    """Extract the records of one archive, or of a range of it, into one shard of documents."""
     from lmpipe.curation.html import LIMIT_REASONS, MainText
     from lmpipe.curation.warc import Census, WarcPages
     from lmpipe.documents.ledger import removal, write_part
     from lmpipe.documents.schema import DOCUMENT_SCHEMA
     from lmpipe.documents.write import DocumentWriter
 
-    name = names[key]
+    name, byte_range = ranges[key]
     census = Census()
-    pages = WarcPages(source.local(name), name, source.name, config.max_page_bytes, census)
+    path = source.local(name)
+    pages = WarcPages(path, name, source.name, config.max_page_bytes, census, byte_range)
     texts = MainText(config.extractor, config.max_page_seconds, config.max_page_memory_bytes)
     removed: list[dict[str, Any]] = []
+    authors: Counter[str] = Counter()
     columns = set(DOCUMENT_SCHEMA.names)
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for page in texts.run(pages.run()):
@@ -95,6 +127,7 @@ def _extract_archive(
                     shard.inexact(page.id, reason)
                 continue
             row = {column: value for column, value in fields.items() if column in columns}
+            authors[fields["extractor"]] += 1
             writer.write({"id": page.id, "text": page.text, **row})
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, removed)
@@ -105,8 +138,27 @@ def _extract_archive(
             "records": dict(census.records),
             "reasons": dict(Counter(row["reason"] for row in removed)),
             "unreadable": census.unreadable,
+            "authors": dict(authors),
         }
     )
+    for kind, hashes in (("originals", census.originals), ("revisits", census.revisits)):
+        shard.write_bytes(f"parts/{key}.{kind}", array("Q", hashes).tobytes())
+
+
+def _count_revisits(out: Output[Documents], keys: list[str]) -> dict[str, int]:
+    """Count the revisit records, and those whose original is in the input; drop the parts."""
+    parts = {
+        kind: [out.files.pop(f"parts/{key}.{kind}") for key in keys]
+        for kind in ("originals", "revisits")
+    }
+    revisits: Counter[int] = Counter()
+    for part in parts["revisits"]:
+        revisits.update(array("Q", out.store.read(part.path) or b""))
+    resolved = 0
+    for part in parts["originals"] if revisits else []:
+        for original in set(array("Q", out.store.read(part.path) or b"")):
+            resolved += revisits.pop(original, 0)
+    return {"records": resolved + revisits.total(), "original_in_input": resolved}
 
 
 def _report(
@@ -114,14 +166,17 @@ def _report(
 ) -> None:
     seen: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
+    authors: Counter[str] = Counter()
     for record in records:
         seen.update(record.info["records"])
         reasons.update(record.info["reasons"])
-        if record.info["unreadable"]:
-            out.log(record.info["unreadable"], level="warning")
+        authors.update(record.info["authors"])
+        for message in record.info["unreadable"]:
+            out.log(message, level="warning")
     out.metric("records", dict(sorted(seen.items())))
     out.metric("removed", dict(sorted(reasons.items())))
-    out.metric("unreadable", [r.info["unreadable"] for r in records if r.info["unreadable"]])
+    out.metric("unreadable", [message for r in records for message in r.info["unreadable"]])
+    out.metric("extractors", dict(sorted(authors.items())))
     out.metric("input", num_pages)
     out.metric("kept", num_kept)
     out.table("records", [{"kind": kind, "count": count} for kind, count in seen.most_common()])

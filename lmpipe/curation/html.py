@@ -47,7 +47,9 @@ class MainText(PipelineStep):  # type: ignore[misc]
         extract_page((self.extractor, b"<html><body><p>A first page loads the parsers.</p>", None))
         with Sandbox(extract_page, self.max_seconds, self.max_bytes) as sandbox:
             for document in data:
-                if "removed" not in document.metadata:
+                if (plain := document.metadata.pop("plain_text", None)) is not None:
+                    _take(document, plain)
+                elif "removed" not in document.metadata:
                     self._fill(document, sandbox)
                 yield document
 
@@ -63,6 +65,14 @@ class MainText(PipelineStep):  # type: ignore[misc]
             return
         if not document.text:
             metadata["removed"] = "no_text"
+
+
+def _take(document: Document, plain: bytes) -> None:
+    """Take the text of a WET record as it is: somebody else extracted it."""
+    document.text = clean_text(decode_text(plain, "utf-8"))
+    document.metadata["extractor"] = "wet"
+    if not document.text:
+        document.metadata["removed"] = "no_text"
 
 
 def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, str]:

@@ -51,6 +51,11 @@ class Sandbox:
         self._calls = 0
         self._to_child = self._from_child = -1
 
+    @property
+    def pid(self) -> int:
+        """The child's process id; 0 before the first call and after a stop."""
+        return self._pid
+
     def __enter__(self) -> Self:
         return self
 

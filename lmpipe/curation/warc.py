@@ -1,10 +1,16 @@
 """Read the HTML pages of a WARC file, and account for every other record.
 
-What can be read is read. A record that cannot be is named with its reason; at the first offset from
-which a file makes no sense any more, reading of that file ends, the offset is named, and the run
-goes on. Nothing is skipped without being counted.
+What can be read is read. A record that cannot be is named with its reason. Where a file makes no
+sense, the first such offset is named, what is lost counts as one record at least, and reading goes
+on where the next record begins, if there is one. Nothing is skipped without being counted.
+
+ARC files are read as WARC (arc.py); the text of a WET file's conversion records is taken as it is.
+A revisit record says that a page was the same as before: it is counted, and the stage says for how
+many the original is in the input. It makes no document, which would be a duplicate by definition.
 """
 
+import hashlib
+import io
 import re
 import zlib
 from collections import Counter
@@ -17,8 +23,11 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from fastwarc.warc import ArchiveIterator, WarcRecord
 
+from lmpipe.curation.arc import ArcError, arc_records, is_arc
 from lmpipe.curation.http import BodyTooLargeError, decode_body
+from lmpipe.curation.record_starts import record_start
 from lmpipe.documents.schema import document_id
+from lmpipe.errors import InputError
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 MAX_HEADER_BYTES = 1 << 18
@@ -33,7 +42,9 @@ class Census:
     """What one archive held, record by record."""
 
     records: Counter[str] = field(default_factory=Counter)
-    unreadable: str = ""
+    unreadable: list[str] = field(default_factory=list)
+    originals: list[int] = field(default_factory=list)
+    revisits: list[int] = field(default_factory=list)
 
     def skip(self, kind: str) -> None:
         """Count a record that is no page."""
@@ -51,13 +62,21 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         source_name: the source's name.
         max_page_bytes: larger pages are not extracted.
         census: where all records are counted.
+        byte_range: only records that begin from the first offset on and before the second; None:
+            all. The record starts next to the offsets are found here.
     """
 
     name = "WARC pages"
     type = "READER"
 
     def __init__(
-        self, path: Path, name: str, source_name: str, max_page_bytes: int, census: Census
+        self,
+        path: Path,
+        name: str,
+        source_name: str,
+        max_page_bytes: int,
+        census: Census,
+        byte_range: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.path = path
@@ -65,30 +84,80 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         self.source_name = source_name
         self.max_page_bytes = max_page_bytes
         self.census = census
+        self.byte_range = byte_range
         self._keys: set[str] = set()
+        self._offset = 0
 
     def run(
         self, data: Iterator[Document] | None = None, rank: int = 0, world_size: int = 1
     ) -> Iterator[Document]:
         """Yield the pages in file order."""
-        position = 0
-        try:
-            with self.path.open("rb") as file:
-                for record in ArchiveIterator(
-                    file, parse_http=False, quirks_mode=_has_bare_newlines(self.path)
-                ):
-                    position = record.stream_pos
-                    page = self._page(record)
-                    if page is not None:
+        if is_arc(self.path):
+            if self.byte_range is None or self.byte_range[0] == 0:
+                yield from self._arc_pages()
+            return
+        start, stop = self._bounds()
+        while start is not None:
+            self._offset, error = start, ""
+            num_before = self.census.records.total()
+            try:
+                for record in self._records(start, stop):
+                    if (page := self._page(record)) is not None:
                         yield page
-        except OSError as error:
-            yield self._unreadable(position, error)
+            except OSError as failure:
+                error = str(failure)
+            is_empty = self.census.records.total() == num_before
+            gap = start if is_empty else _end_of_record(self.path, self._offset)
+            start = record_start(self.path, max(self._offset + 1, gap), stop)
+            if error or start is not None:
+                yield self._unreadable(gap, error or "no record")
+
+    def _bounds(self) -> tuple[int | None, int | None]:
+        """Return where the range's first record begins, and where the next range's does."""
+        if self.byte_range is None:
+            return 0, None
+        low, high = self.byte_range
+        stop = record_start(self.path, high)
+        return (record_start(self.path, low, stop) if low else 0), stop
+
+    def _records(self, start: int, stop: int | None) -> Iterator[WarcRecord]:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            quirks = _has_bare_newlines(self.path)
+            for record in ArchiveIterator(file, parse_http=False, quirks_mode=quirks):
+                offset = int(record.stream_pos)
+                if stop is not None and offset >= stop:
+                    if offset > stop:
+                        raise InputError(
+                            f"{self.file_name}: byte {stop} looks like a record's beginning and is"
+                            " not (an archive inside a record?): set extract.split_bytes=0"
+                        )
+                    return
+                self._offset = offset
+                yield record
+
+    def _arc_pages(self) -> Iterator[Document]:
+        try:
+            for offset, data in arc_records(self.path):
+                self._offset = offset
+                for record in ArchiveIterator(io.BytesIO(data), parse_http=False):
+                    if (page := self._page(record)) is not None:
+                        yield page
+        except ArcError as error:
+            yield self._unreadable(error.offset, str(error))
 
     def _page(self, record: WarcRecord) -> Document | None:
         kind = str(record.record_type)
+        if kind == "revisit":
+            self._note_revisit(record)
+        if kind == "conversion" and str(record.headers.get("Content-Type")).startswith(
+            "text/plain"
+        ):
+            return self._plain_text(record)
         if kind != "response":
             self.census.skip(kind)
             return None
+        self._note_original(record)
         if not record.is_http:
             self.census.skip(f"response {_scheme(record.headers.get('WARC-Target-URI') or '')}")
             return None
@@ -103,6 +172,24 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             self.census.skip(f"status {status}")
             return None
         return self._html_page(record)
+
+    def _note_original(self, record: WarcRecord) -> None:
+        for name in ("WARC-Record-ID", "WARC-Payload-Digest"):
+            if value := record.headers.get(name):
+                self.census.originals.append(_hash(value))
+
+    def _note_revisit(self, record: WarcRecord) -> None:
+        value = record.headers.get("WARC-Refers-To") or record.headers.get("WARC-Payload-Digest")
+        self.census.revisits.append(_hash(value or ""))
+
+    def _plain_text(self, record: WarcRecord) -> Document:
+        expected = record.content_length
+        if expected > self.max_page_bytes:
+            return self._removed(record, "page_too_large", expected, self.max_page_bytes)
+        raw = record.reader.read()
+        if len(raw) < expected:
+            return self._removed(record, "truncated_record", len(raw), expected)
+        return self._document(record, plain_text=raw, content_type="text/plain", charset="utf-8")
 
     def _html_page(self, record: WarcRecord) -> Document | None:
         headers = record.http_headers
@@ -152,7 +239,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
     def _document(self, record: WarcRecord, **metadata: Any) -> Document:
         self.census.records["pages"] += 1
         url = (record.headers.get("WARC-Target-URI") or "").strip("<> ")
-        place = f"{self.file_name}#{record.stream_pos}"
+        place = f"{self.file_name}#{self._offset}"
         key = record.record_id or place
         if key in self._keys:  # ids repeat in some crawls: the offset tells such records apart
             key = f"{key}@{place}/{len(self._keys)}"
@@ -165,17 +252,16 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                 "host": host_of(url),
                 "date": record.headers.get("WARC-Date"),
                 "warc_path": self.file_name,
-                "warc_offset": record.stream_pos,
+                "warc_offset": self._offset,
                 "warc_record_id": record.record_id,
                 **metadata,
             },
         )
 
-    def _unreadable(self, position: int, error: OSError) -> Document:
-        """Name the first offset that cannot be read; it counts as one lost record."""
-        offset = _end_of_record(self.path, position) if self.census.records else 0
+    def _unreadable(self, offset: int, error: str) -> Document:
+        """Name an offset that cannot be read; it counts as one lost record."""
         self.census.records["pages"] += 1
-        self.census.unreadable = f"{self.file_name}: unreadable from byte {offset}: {error}"
+        self.census.unreadable.append(f"{self.file_name}: unreadable from byte {offset}: {error}")
         return Document(
             text="",
             id=document_id(self.source_name, f"{self.file_name}#{offset}"),
@@ -186,6 +272,10 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                 "score": float(offset),
             },
         )
+
+
+def _hash(value: str) -> int:
+    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
 
 
 def host_of(url: str) -> str | None:

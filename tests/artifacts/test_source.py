@@ -102,3 +102,34 @@ def test_a_store_without_conditional_writes_is_refused():
 def test_a_relative_root_is_anchored_where_it_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Store("artifacts").root == f"file://{tmp_path}/artifacts"
+
+
+def test_a_list_of_paths_names_files_relative_to_itself(tmp_path: Path) -> None:
+    import gzip
+
+    folder = tmp_path / "crawl"
+    (folder / "part").mkdir(parents=True)
+    for name in ("a.warc", "b.warc", "c.warc"):
+        (folder / "part" / name).write_text(name)
+    (folder / "warc.paths.gz").write_bytes(
+        gzip.compress(f"part/a.warc\n\n# comment\n{folder}/part/c.warc\n".encode())
+    )
+    pinned = pin("crawl", SourceSpec(paths=("@crawl/warc.paths.gz",)), tmp_path)
+    assert [file.name for file in pinned.config.files] == ["a.warc", "c.warc"]
+    (folder / "bad.paths").write_text("part/none.warc\n")
+    with pytest.raises(InputError, match=r"none\.warc matches"):
+        pin("crawl", SourceSpec(paths=("@crawl/bad.paths",)), tmp_path)
+    (folder / "empty.paths").write_text("\n")
+    with pytest.raises(InputError, match="names no file"):
+        pin("crawl", SourceSpec(paths=("@crawl/empty.paths",)), tmp_path)
+
+
+def test_a_list_on_another_file_system_names_files_beside_it(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/lists/x.paths", b"part/*.txt\n")
+    memory.pipe("/lists/part/one.txt", b"1")
+    spec = SourceSpec(paths=("@memory://lists/x.paths",))
+    with pytest.raises(ConfigError, match="neither a version nor an etag"):
+        pin("crawl", spec, tmp_path)  # found, and refused only since memory has no versions

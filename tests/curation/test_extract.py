@@ -1,9 +1,10 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lmpipe.curation.extract import ExtractConfig, extract
-from lmpipe.documents.read import count_documents, find_removed, read_documents, read_removed
+from lmpipe.documents.read import find_removed, read_documents, read_removed
 from lmpipe.documents.schema import DOCUMENT_SCHEMA
 from lmpipe.errors import InputError
 from tests.curation.conftest import WARC, Workbench
@@ -31,14 +32,6 @@ def test_documents_carry_their_origin_and_the_schema(bench: Workbench) -> None:
     assert next(read_documents(documents)).schema.equals(DOCUMENT_SCHEMA)
 
 
-def test_one_and_two_workers_give_the_same_bytes(new_bench: Callable[[str], Workbench]) -> None:
-    one, two = new_bench("one"), new_bench("two")
-    first = one.run(extract, FAST, archives(one))
-    second = two.run(extract, FAST, archives(two), workers=2)
-    assert first.digest == second.digest
-    assert count_documents(first) == 11
-
-
 def test_a_broken_file_costs_itself_only_and_is_in_the_ledger(bench: Workbench) -> None:
     documents = bench.run(extract, FAST, archives(bench))
     lost = [row for batch in read_removed(documents) for row in batch.to_pylist()]
@@ -58,12 +51,12 @@ def test_shipped_damaged_archives_run_to_the_end(bench: Workbench) -> None:
     assert len(documents.metrics["unreadable"]) == 3
 
 
-@pytest.mark.parametrize("extractor", ["trafilatura", "trafilatura_fast", "resiliparse"])
+@pytest.mark.parametrize("extractor", ["cascade", "trafilatura", "trafilatura_fast", "resiliparse"])
 def test_every_extractor_finds_the_prose(bench: Workbench, extractor: str) -> None:
     source = bench.files("crawl", a__warc=response(page(5, words=160)))
     documents = bench.run(extract, ExtractConfig(extractor=extractor), source)
     text = next(read_documents(documents, ["text", "extractor"])).to_pylist()[0]
-    assert text["extractor"] == extractor
+    assert text["extractor"] == ("walk" if extractor == "cascade" else extractor)
     assert text["text"].count("Page 5 has a sentence about subject 35") >= 12
 
 
@@ -91,3 +84,86 @@ def test_a_source_without_pages_stops_with_what_it_held(bench: Workbench) -> Non
     image = response(b"GIF89a", content_type="image/gif")
     with pytest.raises(InputError, match=r"kept no page of source 'crawl'.*image/gif 1"):
         bench.run(extract, FAST, bench.files("crawl", a__warc=image))
+
+
+def test_ranges_and_the_order_of_paths_change_neither_rows_nor_worker_bytes(
+    new_bench: Callable[[str], Workbench],
+) -> None:
+    whole, parts, two, four = (new_bench(name) for name in ("whole", "parts", "two", "four"))
+    files = {"a__warc__gz": archive(20), "b__warc__gz": archive(9, 20)}
+    split = FAST.model_copy(update={"split_bytes": 1500})
+    first = whole.run(extract, FAST, whole.files("crawl", **files))
+    second = parts.run(extract, split, parts.files("crawl", **files))
+    assert len(second.names("kept/")) > 4
+    ids = [
+        [row["id"] for batch in read_documents(made, ["id"]) for row in batch.to_pylist()]
+        for made in (first, second)
+    ]
+    assert ids[0] == ids[1]
+    folder = two.root / "files"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name.replace("__", ".")).write_bytes(data)
+    turned = two.source("crawl", folder / "b.warc.gz", folder / "a.warc.gz")
+    assert two.run(extract, split, turned, workers=2).digest == second.digest
+    source = four.files("crawl", **files)
+    assert four.run(extract, split, source, workers=4).digest == second.digest
+
+
+def test_a_killed_run_goes_on_with_the_ranges_that_are_not_done(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lmpipe.curation.extract as module
+
+    whole = module._extract_range
+    done: list[str] = []
+
+    def killed_at_the_third(shard: Any, key: str, **bound: Any) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(key)
+        whole(shard, key, **bound)
+
+    source = bench.files("crawl", a__warc__gz=archive(20))
+    split = FAST.model_copy(update={"split_bytes": 1500})
+    monkeypatch.setattr(module, "_extract_range", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(extract, split, source)
+    monkeypatch.setattr(module, "_extract_range", whole)
+    documents = bench.run(extract, split, source)
+    assert documents.metrics["kept"] == 20
+    assert any("adopted 2 of" in str(event) for event in bench.events)
+
+
+def test_revisits_are_counted_and_resolved_where_the_original_is_in_the_input(
+    bench: Workbench,
+) -> None:
+    digest = ("WARC-Payload-Digest: sha1:AAAA",)
+    first = with_warc_headers(response(page(0)), *digest)
+    same = with_warc_headers(response(page(0), kind="revisit", record_id="<urn:r1>"), *digest)
+    by_id = with_warc_headers(
+        response(b"", kind="revisit", record_id="<urn:r2>"), "WARC-Refers-To: <urn:uuid:0>"
+    )
+    other = with_warc_headers(
+        response(b"", kind="revisit", record_id="<urn:r3>"), "WARC-Payload-Digest: sha1:BBBB"
+    )
+    documents = bench.run(
+        extract, FAST, bench.files("crawl", a__warc=same + by_id + other, b__warc=first)
+    )
+    assert documents.metrics["revisits"] == {"records": 3, "original_in_input": 2}
+    assert documents.metrics["kept"] == 1
+    assert documents.names("parts/") == []
+
+
+def with_warc_headers(record: bytes, *headers: str) -> bytes:
+    head = b"WARC/1.0\r\n"
+    return head + "".join(f"{header}\r\n" for header in headers).encode() + record[len(head) :]
+
+
+def test_wet_records_become_documents_without_an_extractor(bench: Workbench) -> None:
+    source = bench.source("wet", WARC / "common-crawl-2024.warc.wet.gz")
+    documents = bench.run(extract, ExtractConfig(extractor="cascade"), source)
+    row = next(read_documents(documents)).to_pylist()[0]
+    assert row["extractor"] == "wet"
+    assert row["content_type"] == "text/plain"
+    assert row["text"].startswith("Escopete")

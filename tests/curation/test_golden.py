@@ -45,9 +45,10 @@ def digest(documents: Documents) -> str:
 
 
 GOLDEN_EXTRACT = {
-    "trafilatura": (1, "7de7cb8afd1d3119"),
-    "trafilatura_fast": (1, "c0c768f952222fc6"),
-    "resiliparse": (1, "5f93db2ba67391ed"),
+    "cascade": (2, "a53b6558c2a719cd"),
+    "trafilatura": (2, "1300312f2a77c61f"),
+    "trafilatura_fast": (2, "f0d0702637324ce0"),
+    "resiliparse": (2, "bc2770e7923b47d7"),
 }
 GOLDEN_TEXTS = {
     "import_documents": (1, "9a28d0ec691efde2"),

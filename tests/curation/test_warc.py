@@ -6,6 +6,7 @@ import pytest
 from datatrove.data import Document
 
 from lmpipe.curation.warc import Census, WarcPages
+from lmpipe.errors import InputError
 from tests.curation.warcs import archive, page, response
 
 WARC = Path(__file__).parents[1] / "data" / "warc"
@@ -18,8 +19,8 @@ def read(path: Path) -> tuple[list[Document], Census]:
     return pages, census
 
 
-def read_bytes(tmp_path: Path, data: bytes) -> tuple[list[Document], Census]:
-    path = tmp_path / "x.warc"
+def read_bytes(tmp_path: Path, data: bytes, name: str = "x.warc") -> tuple[list[Document], Census]:
+    path = tmp_path / name
     path.write_bytes(data)
     return read(path)
 
@@ -33,6 +34,7 @@ KNOWN: dict[str, tuple[int, list[str], str]] = {
     "example-trunc.warc": (1, ["unreadable_archive"], "2560"),
     "example-wrong-chunks.warc.gz": (1, [], ""),
     "badexample.arc.gz": (0, ["unreadable_archive"], "0"),
+    "clipped.warc.gz": (0, ["truncated_record"], ""),
     "common-crawl-2024.warc.gz": (1, [], ""),
 }
 
@@ -43,8 +45,8 @@ def test_damaged_archives_give_what_can_be_read_and_name_where_they_break(name: 
     pages, census = read(WARC / name)
     assert sum("body" in p.metadata and b"<" in p.metadata["body"] for p in pages) == readable
     assert [p.metadata["removed"] for p in pages if "removed" in p.metadata] == lost
-    assert (f"{name}: unreadable from byte {offset}:" in census.unreadable) == bool(lost and offset)
-    assert bool(census.unreadable) == bool(offset)
+    found = [message.partition(": unreadable from byte ")[2] for message in census.unreadable]
+    assert [message.partition(":")[0] for message in found] == ([offset] if offset else [])
 
 
 def test_chunk_extensions_and_trailers_leave_no_trace_in_the_page() -> None:
@@ -90,7 +92,7 @@ def test_garbage_after_good_records_is_located_and_costs_no_page_before_it(tmp_p
     good = archive(3)
     pages, census = read_bytes(tmp_path, good + gzip.compress(b"no record at all\r\n\r\n" * 9))
     assert [p.metadata.get("removed") for p in pages] == [None] * 3 + ["unreadable_archive"]
-    assert f"byte {len(good)}:" in census.unreadable
+    assert f"byte {len(good)}:" in census.unreadable[0]
 
 
 def test_pages_larger_than_the_bound_are_removed_with_the_bound(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_repeated_record_id_gives_distinct_documents(tmp_path: Path) -> None:
 def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
     pages, census = read_bytes(tmp_path, b"")
     assert pages == []
-    assert census.unreadable == ""
+    assert census.unreadable == []
 
 
 @pytest.mark.parametrize("suffix", ["zst", "lz4"])
@@ -136,3 +138,141 @@ def test_other_compressions_read_alike(tmp_path: Path, suffix: str) -> None:
     writer.close()
     pages, _ = read_bytes(tmp_path, packed.getvalue())
     assert [p.metadata["url"] for p in pages] == ["http://example.com/"]
+
+
+def packed(data: bytes, suffix: str) -> bytes:
+    import io
+
+    from fastwarc.stream_io import Lz4Writer, ZstdWriter
+
+    if suffix == "gz":
+        return gzip.compress(data, mtime=0)
+    if suffix == "":
+        return data
+    file: Any = io.BytesIO()
+    writer = (ZstdWriter if suffix == "zst" else Lz4Writer)(file)
+    writer.write(data)
+    writer.close()
+    return bytes(file.getvalue())
+
+
+def records(count: int) -> list[bytes]:
+    return [
+        response(page(n, words=40 * (n % 5)), url=f"http://h.example/{n}", record_id=f"<urn:{n}>")
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["", "gz", "zst", "lz4"])
+@pytest.mark.parametrize("size", [300, 1_000, 7_777])
+def test_ranges_of_an_archive_hold_each_record_once(tmp_path: Path, suffix: str, size: int) -> None:
+    path = tmp_path / "x.warc"
+    path.write_bytes(b"".join(packed(record, suffix) for record in records(23)))
+    whole, _ = read(path)
+    parts = [
+        document.id
+        for low in range(0, path.stat().st_size, size)
+        for document in WarcPages(
+            path, path.name, "test", 1_000_000, Census(), (low, low + size)
+        ).run()
+    ]
+    assert len(parts) == 23
+    assert parts == [document.id for document in whole]
+
+
+def test_an_archive_in_one_compressed_stream_lies_in_its_first_range(tmp_path: Path) -> None:
+    path = tmp_path / "x.warc.gz"
+    path.write_bytes(gzip.compress(b"".join(records(9))))
+    ranges = [(0, 50), (50, 100)]
+    counts = [
+        len(list(WarcPages(path, path.name, "test", 1_000_000, Census(), each).run()))
+        for each in ranges
+    ]
+    assert counts == [9, 0]
+
+
+def test_a_start_that_is_none_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    inner = b"<html><p>" + b"x" * 500 + b"\r\n\r\n" + response(page(1)) + b"</html>"
+    path = tmp_path / "x.warc"
+    path.write_bytes(response(inner) + response(page(2), record_id="<urn:2>"))
+    with pytest.raises(InputError, match="split_bytes=0"):
+        list(WarcPages(path, path.name, "test", 1_000_000, Census(), (0, 600)).run())
+
+
+@pytest.mark.parametrize("suffix", ["", "gz", "zst", "lz4"])
+def test_reading_goes_on_after_a_damaged_stretch(tmp_path: Path, suffix: str) -> None:
+    members = [packed(record, suffix) for record in records(6)]
+    damaged = bytearray(members[2])
+    damaged[0:300] = b"\x55" * min(300, len(damaged))
+    whole = b"".join([*members[:2], bytes(damaged), *members[3:]])
+    pages, census = read_bytes(tmp_path, whole)
+    urls = [p.metadata["url"][-1] for p in pages if "body" in p.metadata]
+    assert urls == ["0", "1", "3", "4", "5"]
+    assert [p.metadata["removed"] for p in pages if "removed" in p.metadata] == [
+        "unreadable_archive"
+    ]
+    assert len(census.unreadable) == 1
+    start = len(members[0]) + len(members[1])
+    named = int(census.unreadable[0].partition("from byte ")[2].partition(":")[0])
+    assert named in ((start,) if suffix in ("", "gz") else (len(members[0]), start))
+
+
+def arc(count: int) -> list[bytes]:
+    body = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n%s"
+    head = b"1 0 InternetArchive\nURL IP-address Archive-date Content-type Archive-length\n"
+    found = [b"filedesc://x.arc 0.0.0.0 20080430204825 text/plain %d\n%s\n" % (len(head), head)]
+    for n in range(count):
+        block = body % page(n)
+        line = b"http://h.example/%d 127.0.0.1 2008043020482%d text/html %d\n" % (n, n, len(block))
+        found.append(line + block + b"\n")
+    dns = b"dns:h.example 127.0.0.1 20080430204825 text/dns 4\nabcd\n"
+    return [*found, dns]
+
+
+@pytest.mark.parametrize("way", ["plain", "members", "one stream"])
+def test_arc_files_are_read_like_warc_files(tmp_path: Path, way: str) -> None:
+    parts = arc(3)
+    data = b"".join(gzip.compress(part) for part in parts) if way == "members" else b"".join(parts)
+    pages, census = read_bytes(tmp_path, gzip.compress(data) if way == "one stream" else data)
+    assert [p.metadata["url"] for p in pages] == [f"http://h.example/{n}" for n in range(3)]
+    assert pages[2].metadata["date"] == "2008-04-30T20:48:22Z"
+    assert pages[1].metadata["body"] == page(1)
+    assert len({p.id for p in pages}) == 3
+    assert census.records["skipped: response dns"] == 1
+    offsets = [p.metadata["warc_offset"] for p in pages]
+    if way == "one stream":
+        assert offsets == [0, 0, 0]
+    else:
+        sizes = [len(gzip.compress(part)) if way == "members" else len(part) for part in parts]
+        assert offsets == [sizes[0], sum(sizes[:2]), sum(sizes[:3])]
+
+
+def test_an_arc_cut_short_gives_the_pages_before_the_cut(tmp_path: Path) -> None:
+    parts = arc(3)
+    data = b"".join(parts)[: -len(parts[-1]) - 20]
+    pages, census = read_bytes(tmp_path, data)
+    assert [p.metadata.get("removed") for p in pages] == [None, None, "unreadable_archive"]
+    assert f"byte {sum(map(len, parts[:3]))}: a record of" in census.unreadable[0]
+
+
+def test_the_text_of_a_wet_file_is_taken_as_it_is() -> None:
+    pages, census = read(WARC / "common-crawl-2024.warc.wet.gz")
+    assert pages[0].metadata["plain_text"].startswith(b"Escopete")
+    assert pages[0].metadata["url"] == "https://an.wikipedia.org/wiki/Escopete"
+    assert census.records == {"pages": 1, "skipped: warcinfo": 1}
+
+
+def test_bodies_in_brotli_and_dates_cut_short_are_read(tmp_path: Path) -> None:
+    import io
+
+    from fastwarc.stream_io import BrotliWriter
+
+    file: Any = io.BytesIO()
+    writer = BrotliWriter(file)
+    writer.write(page(3))
+    writer.close()
+    data = response(file.getvalue(), headers=("Content-Encoding: br", "Transfer-Encoding: chunked"))
+    data = data.replace(b"2024-01-01T00:00:00Z", b"2024-01-01T00:0")
+    pages, _ = read_bytes(tmp_path, data)
+    assert pages[0].metadata["body"] == page(3)
+    assert pages[0].metadata["date"] == "2024-01-01T00:0"

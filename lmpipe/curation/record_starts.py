@@ -1,0 +1,76 @@
+"""Find where records of an archive begin, from any byte of it.
+
+This is what lets a large archive be worked on in ranges, and reading go on after a damaged stretch.
+A record begins where a compressed member (gzip, zstd, lz4) begins whose first bytes are `WARC/`, or
+in a plain archive where such a line follows an empty one. A start inside a record's body (an
+archive that was crawled) looks the same; the reader of the range before finds out, since none of
+its records begins there. The alternative, an index of all offsets, costs a pass over the archive.
+"""
+
+import io
+import re
+import zlib
+from pathlib import Path
+
+WINDOW_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 16  # enough of a member to see its first line
+_PLAIN_START = re.compile(rb"(?:\A|\n\r?\n)(?=WARC/[01]\.\d+\r?\n[A-Za-z-]+:)")
+_GZIP, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
+
+
+def record_start(path: Path, at: int, stop: int | None = None) -> int | None:
+    """Return the first offset from `at` on, and before `stop`, where a record begins."""
+    with path.open("rb") as file:
+        head = file.read(4)
+        magic = next((each for each in (_GZIP, _ZSTD, _LZ4) if head.startswith(each)), b"")
+        back = 4 if at and not magic else 0  # an empty line before the range counts
+        base = max(0, at - back)
+        file.seek(base)
+        window = file.read(WINDOW_BYTES + _HEAD_BYTES)
+        while window:
+            for offset in _candidates(window, magic, WINDOW_BYTES, is_first=base == 0):
+                if base + offset < at:
+                    continue
+                if stop is not None and base + offset >= stop:
+                    return None
+                if not magic or _opens(window[offset : offset + _HEAD_BYTES], magic):
+                    return base + offset
+            base += WINDOW_BYTES
+            window = window[WINDOW_BYTES:] + file.read(WINDOW_BYTES)
+            if stop is not None and base >= stop:
+                return None
+    return None
+
+
+def _candidates(window: bytes, magic: bytes, end: int, is_first: bool) -> list[int]:
+    if not magic:
+        found = [match.end() for match in _PLAIN_START.finditer(window)]
+        return [at for at in found if at < end + 4 and (at > 0 or is_first)]
+    found = []
+    at = window.find(magic)
+    while 0 <= at < end:
+        found.append(at)
+        at = window.find(magic, at + 1)
+    return found
+
+
+def _opens(data: bytes, magic: bytes) -> bool:
+    """Say whether a compressed member begins here and holds the beginning of a record."""
+    try:
+        if magic == _GZIP:
+            text = zlib.decompressobj(31).decompress(data, 64)
+        elif magic == _ZSTD:
+            import zstandard
+
+            text = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read(64)
+        else:
+            from fastwarc.stream_io import Lz4Reader
+
+            text = Lz4Reader(io.BytesIO(data)).read(64)
+    except (OSError, ValueError, zlib.error, EOFError):
+        return False
+    except Exception as error:  # zstandard's own class, without importing it for gzip
+        if type(error).__name__ != "ZstdError":
+            raise
+        return False
+    return text.lstrip(b"\r\n").startswith(b"WARC/")
