@@ -16,16 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmpipe.tokenization.compiled import compiled
-from lmpipe.tokenization.pieces import character_kinds, next_piece
+from lmpipe.tokenization.pieces import (
+    SHORT_BYTES,
+    character_kinds,
+    find_piece,
+    next_piece,
+    piece_key,
+)
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
-I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 NO_RANK = 1 << 30
-SHORT_BYTES = 15  # pieces whose bytes are their key
 MAX_KEPT_BYTES = 64  # longer pieces are merged anew each time
 SCAN_BYTES = 48  # up to here a scan for the lowest rank beats a heap
 MAX_KEPT_PIECES = 1 << 17
@@ -40,7 +44,7 @@ class Tables(NamedTuple):
     slots: U64  # four words each: key, key, value, unused; the second is 0 in a free one
     pairs: U64  # two words each: left and right token plus 1, rank
     words: U8  # bytes of the long pieces
-    word_edges: I64
+    ends: I64
     stored: U32  # tokens of the pieces that have several
     state: I64
 
@@ -56,64 +60,18 @@ class Scratch(NamedTuple):
 
 
 @compiled
-def _key(text: U8, start: int, stop: int) -> tuple[Any, Any]:
-    """Return the two words that stand for a piece; those of a long one are its hash."""
-    low, high = np.uint64(0), np.uint64(0)
-    size = stop - start
-    if size <= SHORT_BYTES:
-        for k in range(min(size, 8)):
-            low |= np.uint64(text[start + k]) << np.uint64(8 * k)
-        for k in range(8, size):
-            high |= np.uint64(text[start + k]) << np.uint64(8 * (k - 8))
-        return low, high | (np.uint64(size) << np.uint64(56))
-    low = np.uint64(0xCBF29CE484222325)
-    for k in range(start, stop):
-        low = (low ^ np.uint64(text[k])) * np.uint64(0x100000001B3)
-    return low, np.uint64(0xFF) << np.uint64(56)
-
-
-@compiled
-def _find(tables: Tables, text: U8, start: int, stop: int, low: Any, high: Any) -> Any:
-    """Return the slot of a piece, or the free one where it would be."""
-    slots = tables.slots
-    mask = np.uint64(slots.size // 4 - 1)
-    mixed = (low ^ (high * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
-    slot = (mixed ^ (mixed >> np.uint64(32))) & mask
-    size = stop - start
-    while True:
-        place = np.int64(slot) * 4
-        found = slots[place + 1]
-        if found == 0:
-            return place
-        if slots[place] == low:
-            if size <= SHORT_BYTES:
-                if found == high:
-                    return place
-            elif found >> np.uint64(56) == 0xFF:
-                word = np.int64(found & np.uint64(0xFFFFFFFF))
-                begin = tables.word_edges[word]
-                if tables.word_edges[word + 1] - begin == size:
-                    k = 0
-                    while k < size and tables.words[begin + k] == text[start + k]:
-                        k += 1
-                    if k == size:
-                        return place
-        slot = (slot + np.uint64(1)) & mask
-
-
-@compiled
 def _put(tables: Tables, text: U8, start: int, stop: int, place: int, value: Any) -> bool:
     """Store a piece in a free slot; False when there is no room for its bytes."""
-    low, high = _key(text, start, stop)
+    low, high = piece_key(text, start, stop)
     size = stop - start
     if size > SHORT_BYTES:
         word = tables.state[NUM_LONG]
-        begin = tables.word_edges[word]
-        if word + 2 > tables.word_edges.size or begin + size > tables.words.size:
+        begin = tables.ends[word]
+        if word + 2 > tables.ends.size or begin + size > tables.words.size:
             return False
         for k in range(size):
             tables.words[begin + k] = text[start + k]
-        tables.word_edges[word + 1] = begin + size
+        tables.ends[word + 1] = begin + size
         tables.state[NUM_LONG] = word + 1
         high |= np.uint64(word)
     tables.slots[place], tables.slots[place + 1] = low, high
@@ -125,8 +83,8 @@ def _put(tables: Tables, text: U8, start: int, stop: int, place: int, value: Any
 def _add_tokens(tables: Tables, data: U8, edges: I64, ids: I64) -> None:
     """Put every token of the vocabulary into the table."""
     for i in range(ids.size):
-        low, high = _key(data, edges[i], edges[i + 1])
-        place = _find(tables, data, edges[i], edges[i + 1], low, high)
+        low, high = piece_key(data, edges[i], edges[i + 1])
+        place = find_piece(tables, data, edges[i], edges[i + 1], low, high)
         _put(
             tables, data, edges[i], edges[i + 1], place,
             (np.uint64(ids[i]) << np.uint64(8)) | np.uint64(1),
@@ -159,10 +117,10 @@ def _add_pairs(tables: Tables, data: U8, edges: I64, ids: I64) -> int:
     for i in range(ids.size):
         start, stop = edges[i], edges[i + 1]
         for middle in range(start + 1, stop):
-            low, high = _key(data, start, middle)
-            left = _find(tables, data, start, middle, low, high)
-            low, high = _key(data, middle, stop)
-            right = _find(tables, data, middle, stop, low, high)
+            low, high = piece_key(data, start, middle)
+            left = find_piece(tables, data, start, middle, low, high)
+            low, high = piece_key(data, middle, stop)
+            right = find_piece(tables, data, middle, stop, low, high)
             if tables.slots[left + 1] == 0 or tables.slots[right + 1] == 0:
                 continue
             count += 1
@@ -314,8 +272,8 @@ def _encode(
         position = max(state[POSITION], edges[state[DOCUMENT]])
         while position < stop:
             end = next_piece(text, position, stop, kinds, family, digits)
-            low, high = _key(text, position, end)
-            place = _find(tables, text, position, end, low, high)
+            low, high = piece_key(text, position, end)
+            place = find_piece(tables, text, position, end, low, high)
             if tables.slots[place + 1] != 0:
                 value = tables.slots[place + 2]
                 count = np.int64(value & np.uint64(0xFF))
@@ -384,7 +342,7 @@ class BufferEncoder:
         other._byte_ids, other._rules = self._byte_ids, self._rules
         mine = self._tables
         other._tables = Tables(
-            mine.slots.copy(), mine.pairs, mine.words.copy(), mine.word_edges.copy(),
+            mine.slots.copy(), mine.pairs, mine.words.copy(), mine.ends.copy(),
             mine.stored.copy(), mine.state.copy(),
         )  # fmt: skip
         other._scratch = _scratch(1 << 10)

@@ -11,7 +11,7 @@ The tests hold it equal to `regex` and to tiktoken on random Unicode.
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,31 @@ from lmpipe.tokenization.compiled import compiled
 from lmpipe.tokenization.patterns import FAMILIES, PatternName, max_digits
 
 U8 = NDArray[np.uint8]
-I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 # numpy integers, because each literal that a compiled function is called with compiles it again
 LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = (cast(int, np.int64(1 << bit)) for bit in range(6))
+SHORT_BYTES = 15  # pieces whose bytes are their key
 ONE = cast(int, np.int64(1))
 ANY_CASE = cast(bool, np.bool_(True))
 _GPT2, _CL100K, _O200K = FAMILIES["gpt2"], FAMILIES["cl100k"], FAMILIES["o200k"]
 _WHITE_SPACE = [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]
 _WHITE_SPACE += [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
+
+
+class Table(NamedTuple):
+    """Pieces and their counts.
+
+    A slot is four words: key, key, number of the piece, and one unused, so that no slot spans two
+    cache lines. The second is 0 in a free slot.
+    """
+
+    slots: U64
+    words: U8  # the bytes of all pieces
+    ends: I64
+    counts: I64
+    state: I64  # number of pieces; then where a scan stands: document, position
 
 
 @cache
@@ -244,66 +258,76 @@ def next_piece(
 
 
 @compiled
-def _add(
-    text: U8,
-    start: int,
-    stop: int,
-    amount: int,
-    table: I32,
-    hashes: U64,
-    ends: I64,
-    counts: I64,
-    words: U8,
-    state: I64,
-) -> bool:
-    """Add to the count of one piece; False when the arrays must grow first."""
-    value = np.uint64(0xCBF29CE484222325)
-    for i in range(start, stop):
-        value = (value ^ np.uint64(text[i])) * np.uint64(0x100000001B3)
-    value ^= value >> np.uint64(29)
-    mask = table.size - 1
-    slot = np.int64(value) & mask
+def piece_key(text: U8, start: int, stop: int) -> tuple[Any, Any]:
+    """Return the two words that stand for a piece; those of a long one are its hash."""
+    low, high = np.uint64(0), np.uint64(0)
     size = stop - start
-    while table[slot] >= 0:
-        word = table[slot]
-        if hashes[word] == value:
-            begin = ends[word]
-            if ends[word + 1] - begin == size:
-                k = 0
-                while k < size and words[begin + k] == text[start + k]:
-                    k += 1
-                if k == size:
-                    counts[word] += amount
-                    return True
-        slot = (slot + 1) & mask
-    word, used = state[0], ends[state[0]]
-    if word >= counts.size or used + size > words.size:
+    if size <= SHORT_BYTES:
+        for k in range(min(size, 8)):
+            low |= np.uint64(text[start + k]) << np.uint64(8 * k)
+        for k in range(8, size):
+            high |= np.uint64(text[start + k]) << np.uint64(8 * (k - 8))
+        return low, high | (np.uint64(size) << np.uint64(56))
+    low = np.uint64(0xCBF29CE484222325)
+    for k in range(start, stop):
+        low = (low ^ np.uint64(text[k])) * np.uint64(0x100000001B3)
+    return low, np.uint64(0xFF) << np.uint64(56)
+
+
+@compiled
+def find_piece(table: Any, text: U8, start: int, stop: int, low: Any, high: Any) -> Any:
+    """Return the slot of a piece, or the free one where it would be."""
+    slots = table.slots
+    mask = np.uint64(slots.size // 4 - 1)
+    mixed = (low ^ (high * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
+    slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+    size = stop - start
+    while True:
+        place = np.int64(slot) * 4
+        found = slots[place + 1]
+        if found == 0:
+            return place
+        if slots[place] == low:
+            if size <= SHORT_BYTES:
+                if found == high:
+                    return place
+            elif found >> np.uint64(56) == 0xFF:
+                word = np.int64(found & np.uint64(0xFFFFFFFF))
+                begin = table.ends[word]
+                if table.ends[word + 1] - begin == size:
+                    k = 0
+                    while k < size and table.words[begin + k] == text[start + k]:
+                        k += 1
+                    if k == size:
+                        return place
+        slot = (slot + np.uint64(1)) & mask
+
+
+@compiled
+def _insert(table: Table, text: U8, start: int, stop: int, place: int, amount: int) -> bool:
+    """Give a piece a number and its first count; False when the arrays must grow first."""
+    low, high = piece_key(text, start, stop)
+    size = stop - start
+    word = table.state[0]
+    used = table.ends[word]
+    if word >= table.counts.size or used + size > table.words.size:
         return False
-    table[slot] = word
-    hashes[word] = value
+    table.slots[place] = low
+    table.slots[place + 1] = high if size <= SHORT_BYTES else high | np.uint64(word)
+    table.slots[place + 2] = np.uint64(word)
     for k in range(size):  # slices would compile numba's message about unequal shapes: 4 s
-        words[used + k] = text[start + k]
-    ends[word + 1] = used + size
-    counts[word] = amount
-    state[0] = word + 1
+        table.words[used + k] = text[start + k]
+    table.ends[word + 1] = used + size
+    table.counts[word] = amount
+    table.state[0] = word + 1
     return True
 
 
 @compiled
-def _count_documents(
-    text: U8,
-    edges: I64,
-    rules: I64,
-    kinds: U8,
-    table: I32,
-    hashes: U64,
-    ends: I64,
-    counts: I64,
-    words: U8,
-    state: I64,
-) -> bool:
+def _count_documents(table: Table, text: U8, edges: I64, rules: I64, kinds: U8) -> bool:
     """Count the pieces of every document from where `state` says; False when arrays are full."""
     family, digits, cap = rules[0], rules[1], rules[2]
+    state = table.state
     while state[1] < edges.size - 1:
         stop = edges[state[1] + 1]
         position = max(state[2], edges[state[1]])
@@ -316,7 +340,11 @@ def _count_documents(
                     cut = position + cap
                     while cut > position + 1 and text[cut] & 0xC0 == 0x80:
                         cut -= 1
-                if not _add(text, position, cut, ONE, table, hashes, ends, counts, words, state):
+                low, high = piece_key(text, position, cut)
+                place = find_piece(table, text, position, cut, low, high)
+                if table.slots[place + 1] != 0:
+                    table.counts[np.int64(table.slots[place + 2])] += ONE
+                elif not _insert(table, text, position, cut, place, ONE):
                     state[2] = position
                     return False
                 position = cut
@@ -325,48 +353,31 @@ def _count_documents(
 
 
 @compiled
-def _merge(
-    source: U8,
-    source_ends: I64,
-    source_counts: I64,
-    table: I32,
-    hashes: U64,
-    ends: I64,
-    counts: I64,
-    words: U8,
-    state: I64,
-) -> bool:
-    while state[1] < source_counts.size:
-        i = state[1]
-        if not _add(
-            source,
-            source_ends[i],
-            source_ends[i + 1],
-            source_counts[i],
-            table,
-            hashes,
-            ends,
-            counts,
-            words,
-            state,
-        ):
+def _merge(table: Table, source: U8, source_ends: I64, source_counts: I64) -> bool:
+    """Add counted pieces from where `state` says; False when arrays are full."""
+    while table.state[1] < source_counts.size:
+        i = table.state[1]
+        start, stop = source_ends[i], source_ends[i + 1]
+        low, high = piece_key(source, start, stop)
+        place = find_piece(table, source, start, stop, low, high)
+        if table.slots[place + 1] != 0:
+            table.counts[np.int64(table.slots[place + 2])] += source_counts[i]
+        elif not _insert(table, source, start, stop, place, source_counts[i]):
             return False
-        state[1] += 1
+        table.state[1] += 1
     return True
 
 
 @compiled
-def _fill(
-    table: I32,
-    hashes: U64,
-    num_words: int,
-) -> None:
-    mask = table.size - 1
-    for word in range(num_words):
-        slot = np.int64(hashes[word]) & mask
-        while table[slot] >= 0:
-            slot = (slot + 1) & mask
-        table[slot] = word
+def _refill(table: Table) -> None:
+    """Put every word into new slots."""
+    for word in range(table.state[0]):
+        start, stop = table.ends[word], table.ends[word + 1]
+        low, high = piece_key(table.words, start, stop)
+        place = find_piece(table, table.words, start, stop, low, high)
+        table.slots[place] = low
+        table.slots[place + 1] = high if stop - start <= SHORT_BYTES else high | np.uint64(word)
+        table.slots[place + 2] = np.uint64(word)
 
 
 class PieceCounts:
@@ -384,30 +395,31 @@ class PieceCounts:
         family = FAMILIES.get(pattern, -1)
         limit = max_digits(pattern, digits) if family >= 0 else 0
         self._rules = np.array([family, limit, cap], np.int64)
-        self._state = np.zeros(3, np.int64)  # number of words; then where a scan stands
-        self._table = np.full(1 << 12, -1, np.int32)
-        self._hashes = np.empty(1 << 11, np.uint64)
-        self._counts = np.empty(1 << 11, np.int64)
-        self._ends = np.zeros((1 << 11) + 1, np.int64)
-        self._words = np.empty(1 << 14, np.uint8)
+        self._table = Table(
+            np.zeros(4 << 12, np.uint64),
+            np.empty(1 << 14, np.uint8),
+            np.zeros((1 << 11) + 1, np.int64),
+            np.empty(1 << 11, np.int64),
+            np.zeros(3, np.int64),
+        )
 
     def __len__(self) -> int:
-        return int(self._state[0])
+        return int(self._table.state[0])
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """The count of each distinct piece."""
-        return self._counts[: len(self)]
+        return self._table.counts[: len(self)]
 
     @property
     def edges(self) -> NDArray[np.int64]:
         """Where the bytes of each distinct piece start, and the end of the last."""
-        return self._ends[: len(self) + 1]
+        return self._table.ends[: len(self) + 1]
 
     @property
     def text(self) -> NDArray[np.uint8]:
         """The bytes of all distinct pieces, one after the other."""
-        return self._words[: self.edges[-1]]
+        return self._table.words[: self.edges[-1]]
 
     def items(self) -> Iterator[tuple[bytes, int]]:
         """Yield every distinct piece and its count."""
@@ -417,9 +429,9 @@ class PieceCounts:
 
     def add_documents(self, text: NDArray[np.uint8], edges: NDArray[np.int64]) -> None:
         """Cut documents (UTF-8, document i at [edges[i], edges[i+1])) by the published pattern."""
-        self._state[1:] = 0
+        self._table.state[1:] = 0
         kinds = character_kinds()
-        while not _count_documents(text, edges, self._rules, kinds, *self._arrays()):
+        while not _count_documents(self._table, text, edges, self._rules, kinds):
             self._grow()
 
     def add_pieces(self, pieces: list[bytes], amounts: NDArray[np.int64] | None = None) -> None:
@@ -438,21 +450,22 @@ class PieceCounts:
     def _add_counted(
         self, text: NDArray[np.uint8], edges: NDArray[np.int64], amounts: NDArray[np.int64]
     ) -> None:
-        self._state[1:] = 0
-        while not _merge(text, edges, amounts, *self._arrays()):
+        self._table.state[1:] = 0
+        while not _merge(self._table, text, edges, amounts):
             self._grow()
 
-    def _arrays(self) -> tuple[NDArray[Any], ...]:
-        return (self._table, self._hashes, self._ends, self._counts, self._words, self._state)
-
     def _grow(self) -> None:
-        """Double what is full; the table stays at most half full."""
-        if len(self) == self._counts.size:
-            room = 2 * len(self)
-            self._hashes = np.resize(self._hashes, room)
-            self._counts = np.resize(self._counts, room)
-            self._ends = np.resize(self._ends, room + 1)
-            self._table = np.full(2 * room, -1, np.int32)
-            _fill(self._table, self._hashes, len(self))
-        else:
-            self._words = np.resize(self._words, 2 * self._words.size)
+        """Double what is full; the slots stay at most half full."""
+        table = self._table
+        if len(self) < table.counts.size:
+            self._table = table._replace(words=np.resize(table.words, 2 * table.words.size))
+            return
+        room = 2 * len(self)
+        self._table = Table(
+            np.zeros(4 * 2 * room, np.uint64),
+            table.words,
+            np.resize(table.ends, room + 1),
+            np.resize(table.counts, room),
+            table.state,
+        )
+        _refill(self._table)
