@@ -78,7 +78,7 @@ def print_trace(console: Console, document: str, root: str) -> None:
         )
 
 
-def _artifacts(root: str, holding: str) -> list[Artifact]:
+def _artifacts(root: str, holding: str) -> list[Documents]:
     """Return the artifacts that hold such objects, oldest first, without what gc has taken."""
     store = Store(root)
     return [
