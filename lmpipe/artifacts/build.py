@@ -66,7 +66,7 @@ def build(
     Args:
         stage: what to run.
         config: what it does.
-        inputs: artifacts by role, as `Stage.bind` returns them.
+        inputs: artifacts by role; those that a stage can do without may be left out.
         store: where it is looked up and published.
         runtime: where and how it runs.
         force: build even if it is there; the new attempt replaces the manifest.
@@ -78,6 +78,7 @@ def build(
     Raises:
         LockLost: another builder took over; nothing was published.
     """
+    inputs = stage.complete(inputs)
     artifact = identify(stage, config, inputs)
     before = read_manifest(store, stage.name, artifact)
     if not force and (found := find(stage, artifact, store, runtime)) is not None:

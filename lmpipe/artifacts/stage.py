@@ -14,7 +14,7 @@ that go-to-definition cannot follow.
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -101,6 +101,17 @@ class Stage(Generic[A]):
             value = inputs[index] if index < len(inputs) else None
             bound[role.name] = self._checked(role, value)
         return bound
+
+    def complete(self, inputs: Mapping[str, Any]) -> Inputs:
+        """Return inputs given by role with what was left out, so that the id is the same.
+
+        Raises:
+            ConfigError: no such role, one that is missing, or an artifact of the wrong type.
+        """
+        known = [role.name for role in self.roles]
+        if unknown := sorted(set(inputs) - set(known)):
+            raise ConfigError(f"{self.name} has no input {unknown[0]!r}; it takes {known}")
+        return self.bind(tuple(inputs.get(name) for name in known))
 
     def _checked(self, role: Role, value: Any) -> Artifact | list[Artifact] | None:
         if value is None and (role.optional or role.many):

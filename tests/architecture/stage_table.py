@@ -28,7 +28,7 @@ ORDER = [
 def _inputs(stage: Stage) -> str:  # type: ignore[type-arg]  # whatever it makes
     names = []
     for role in stage.roles:
-        kind = f"{role.type.__name__}s" if role.many else role.type.__name__
+        kind = f"list of {role.type.__name__}" if role.many else role.type.__name__
         names.append(f"{role.name}: {kind}{'?' if role.optional else ''}")
     return ", ".join(names) or "files"
 
