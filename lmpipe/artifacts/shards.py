@@ -7,6 +7,7 @@ of artifacts.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,8 +84,38 @@ def _executor(
         from datatrove.executor.ray import RayPipelineExecutor
 
         return RayPipelineExecutor([task], tasks=tasks, workers=workers, logging_dir=logs)
-    raise ConfigError(
-        f"runtime.executor={runtime.executor!r} is not available here; choose local or ray"
+    return _slurm(task, tasks, workers, logs, runtime)
+
+
+def _slurm(
+    task: ShardTask, tasks: int, workers: int, logs: str, runtime: Runtime
+) -> "PipelineExecutor":
+    """Return an executor that submits one job array and waits for it to end (`sbatch --wait`)."""
+    if not runtime.scratch or not runtime.slurm_partition:
+        raise ConfigError(
+            "runtime.executor=slurm needs runtime.slurm_partition, and runtime.scratch on a file"
+            " system that the nodes share: the jobs read their work there"
+        )
+    from datatrove.executor.slurm import SlurmPipelineExecutor
+
+    _silence_executor()
+    return SlurmPipelineExecutor(
+        [task],
+        tasks=tasks,
+        time=runtime.slurm_time,
+        partition=runtime.slurm_partition,
+        mem_per_cpu_gb=runtime.slurm_memory_gb,
+        workers=workers,
+        job_name="lmpipe",
+        qos="",
+        # the jobs find this interpreter and this code, wherever the submitting shell was
+        env_command=(
+            f"export PATH={os.path.dirname(sys.executable)}:$PATH"  # noqa: PTH120
+            f" PYTHONPATH={os.environ.get('PYTHONPATH', '')}"
+        ),
+        sbatch_args={"wait": ""},
+        logging_dir=logs,
+        with_srun=False,
     )
 
 

@@ -20,6 +20,9 @@ class Runtime(BaseModel):
     executor: Literal["local", "ray", "slurm"] = Field(
         "local", description="Which of datatrove's executors runs the shards of a data stage."
     )
+    slurm_partition: str = Field("", description="Partition of the jobs of executor=slurm.")
+    slurm_time: str = Field("24:00:00", description="Time limit of such a job.")
+    slurm_memory_gb: int = Field(4, ge=1, le=4096, description="Memory of such a job.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where tensors live; auto takes CUDA if torch sees a device."
     )

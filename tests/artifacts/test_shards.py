@@ -1,0 +1,62 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.store import Store
+from lmpipe.errors import ConfigError
+from lmpipe.runtime import Runtime
+from tests.artifacts.stages import CountConfig, count
+
+# Takes the script that sbatch would get, keeps it, and runs the tasks of its array one by one.
+SBATCH = """#!{python}
+import os, re, subprocess, sys
+script = open(sys.argv[-1]).read()
+with open({kept!r}, "a") as kept:
+    kept.write(script)
+found = re.search("--array=0-([0-9]+)", script)
+if "launch_pickled_pipeline" in script:
+    for number in range(int(found.group(1)) + 1):
+        variables = os.environ | {{"SLURM_ARRAY_TASK_ID": str(number), "SLURM_NODELIST": "here"}}
+        done = subprocess.run(["bash", sys.argv[-1]], env=variables, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stderr)
+print("Submitted batch job 7")
+"""
+
+
+def test_slurm_jobs_are_rendered_submitted_once_and_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    kept = tmp_path / "scripts"
+    (bin_ / "sbatch").write_text(SBATCH.format(python=sys.executable, kept=str(kept)))
+    (bin_ / "scontrol").write_text("#!/bin/sh\necho here\n")
+    for name in ("sbatch", "scontrol"):
+        (bin_ / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    runtime = Runtime(
+        executor="slurm", workers=2, scratch=str(tmp_path / "shared"), slurm_partition="cpu"
+    )
+    by_slurm = build(count, CountConfig(), {}, store=Store(str(tmp_path / "a")), runtime=runtime)
+    local = build(count, CountConfig(), {}, store=Store(str(tmp_path / "b")), runtime=Runtime())
+    assert by_slurm.digest == local.digest
+    lines = kept.read_text().splitlines()
+    assert "#SBATCH --partition=cpu" in lines
+    assert "#SBATCH --wait" in lines
+    assert "#SBATCH --mem-per-cpu=4G" in lines
+    assert any(line.startswith("#SBATCH --array=0-") and line.endswith("%2") for line in lines)
+
+
+def test_slurm_without_a_shared_folder_or_a_partition_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.slurm_partition, and runtime\.scratch"):
+        build(
+            count,
+            CountConfig(),
+            {},
+            store=Store(str(tmp_path)),
+            runtime=Runtime(executor="slurm", workers=2),
+        )
