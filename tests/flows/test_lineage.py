@@ -77,7 +77,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     store, runtime = Store(root), Runtime()
     documents = build(measured, MeasuredConfig(), {}, store=store, runtime=runtime)
     kept = build(select, BEFORE, {"documents": documents}, store=store, runtime=runtime)
-    unique = build(dedup, DedupConfig(), {"documents": kept}, store=store, runtime=runtime)
+    unique = build(
+        dedup,
+        DedupConfig(),
+        {"documents": kept, "earlier": []},
+        store=store,
+        runtime=runtime,
+    )
     words = build(
         tokenizer, TokenizerConfig(vocab_size=300), {"documents": unique},
         store=store, runtime=runtime,

@@ -55,7 +55,7 @@ def funnel(run: Run) -> Section:
     if steps:
         section.add(Funnel(steps))
     section.add(_tokens(run), _languages(run), _hosts(run), _scores(run), _compression(run))
-    section.add(_classifier(run))
+    section.add(*_classifiers(run))
     return section
 
 
@@ -239,10 +239,14 @@ def _compression(run: Run) -> Table | None:
     return Table(["language", "bytes per token"], rows, caption="Tokenizer compression")
 
 
-def _classifier(run: Run) -> Table | None:
-    classifier = run.one("quality_classifier")
-    held_out = classifier.metrics.get("held_out") if classifier else None
-    return metrics_table(held_out or {}, "Quality classifier on held-out examples")
+def _classifiers(run: Run) -> list[Table | None]:
+    """One table a classifier: what it was trained to find, and how well it does."""
+    tables = []
+    for artifact in run.of("quality_classifier"):
+        label = (optional_json(artifact, "meta.json") or {}).get("positive_label", "positive")
+        caption = f"Classifier of {label!r} on held-out examples"
+        tables.append(metrics_table(artifact.metrics.get("held_out") or {}, caption))
+    return tables
 
 
 def removed(run: Run, per_reason: int) -> Section:
