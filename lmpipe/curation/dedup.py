@@ -16,7 +16,7 @@ Passes over the shards, with a gathering between them:
 4. filter: each shard writes the documents that stay, its part of the ledger, and the evidence:
    keeper, similarity, containment both ways, and how many words are lost.
 
-The sketches stay in the artifact (576 bytes a document by default). With earlier crawls as input,
+The sketches stay in the artifact (625 bytes a document by default). With earlier crawls as input,
 theirs are compared with too: only new documents go, and the ledger names the earlier one they
 repeat. See dedup_index.py for the list of crawls that a new one is compared with.
 

@@ -92,7 +92,7 @@ def test_bytes_are_equal_for_any_number_of_workers(new_bench, monkeypatch):
     monkeypatch.setattr(word_hashes, "DOCUMENTS_PER_WORKER", 1)
     items = list(texts().items())
     config = shards(*(dict(items[number::4]) for number in range(4)))
-    digests = {run(new_bench(str(n)), config, workers=n).digest for n in (1, 2, 4)}
+    digests = {run(new_bench(str(n)), config, workers=n).digest for n in (1, 3)}
     assert len(digests) == 1
 
 

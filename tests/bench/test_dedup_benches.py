@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lmpipe.bench import dedup_scale, minhash_recall
+
+
+def test_recall_follows_the_curve_and_counts_documents_exactly(tmp_path: Path) -> None:
+    base = [f"word{n}" for n in range(200)]
+    texts = [" ".join(base), " ".join([*base[:-3], "x", "y", "z"]), " ".join(base[::-1])]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    rows = minhash_recall.run({"pairs": 400, "paths": [str(tmp_path / "texts.parquet")]})
+    worst = [row["value"] for row in rows if row["metric"] == "largest difference"]
+    assert len(worst) == 3 and max(worst) < 8  # 400 pairs: three deviations of 2.5 points
+    real = [row for row in rows if "documents" in row["case"]]
+    assert {row["metric"]: row["value"] for row in real if row["case"].startswith("14x8")}[
+        "recall of pairs"
+    ] == 100
+    assert all("1 pairs" in row["case"] for row in real)
+
+
+def test_scale_counts_what_was_joined_and_spilled(tmp_path: Path) -> None:
+    options = {"sizes": [300_000], "memory_mb": 16, "bands": 2, "scratch": str(tmp_path)}
+    rows = {row["metric"]: row["value"] for row in dedup_scale.run(options)}
+    assert rows["spilled at a time"] == 12e-6 * 300_000
+    assert rows["joined"] >= 0 and rows["clustering"] > 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,23 @@
+import pytest
+
+from lmpipe.curation.urls import normalise_url, url_keys
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("http://www.A.example:80/p/", "https://a.example/p"),
+        ("https://a.example/index.html#x", "https://a.example"),
+        ("https://a.example/p?b=2&a=1&utm_medium=m&fbclid=z", "https://a.example/p?a=1&b=2"),
+        ("https://user:pw@a.example./p", "https://a.example/p"),
+    ],
+)
+def test_what_does_not_change_the_page_does_not_count(one: str, two: str):
+    assert normalise_url(one) == normalise_url(two)
+
+
+def test_what_does_change_it_counts():
+    urls = ["https://a.example/p", "https://a.example/P", "https://a.example:8080/p",
+            "https://a.example/p?q=", "https://b.example/p", "http://[broken/p"]  # fmt: skip
+    assert len(set(url_keys(urls).tolist())) == len(urls)
+    assert url_keys([None, ""]).tolist() == [0, 0]
