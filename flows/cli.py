@@ -135,13 +135,24 @@ def why(
 
 @app.command()
 def trace(
-    document: Annotated[str, typer.Argument(help="A document's id (32 hex digits).")],
+    document: Annotated[
+        str, typer.Argument(help="A document's id (32 hex digits); a checkpoint's with --step.")
+    ] = "",
+    token: Annotated[
+        str, typer.Option(help="[SPLIT/]SHARD:OFFSET of the token shards given, or the newest.")
+    ] = "",
+    step: Annotated[int | None, typer.Option(min=0, help="A step of pretraining, from 0.")] = None,
     store: Root = "artifacts",
 ) -> None:
-    """Follow a document: back to its WARC record, forward to its cluster, shard and tokens."""
-    from flows.lineage import print_trace
+    """Follow a document back to its WARC record and forward to its tokens, or a token back."""
+    if document and not token and step is None:
+        from flows.lineage import print_trace
 
-    print_trace(Console(), document, store)
+        print_trace(Console(), document, store)
+    else:
+        from flows.token_origin import print_tokens
+
+        print_tokens(Console(), document, token, step, store)
 
 
 @data_app.command("common-crawl")

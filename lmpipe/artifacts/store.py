@@ -123,6 +123,12 @@ class Store:
                 return None
         return data
 
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of an object."""
+        with self._errors_of(path):
+            data: bytes = self.fs.cat_file(self.full(path), start=start, end=stop)
+        return data
+
     def size(self, path: str) -> int | None:
         """Return an object's size in bytes, or None if there is no such object."""
         with self._errors_of(path):

@@ -117,7 +117,7 @@ def _train_ours(settings: Options, vocab_size: int) -> None:
     from lmpipe.tokenization.tokenizer import TokenizerConfig
     from lmpipe.tokenization.training import count_pieces, train_bpe
 
-    config = TokenizerConfig(vocab_size=vocab_size)
+    config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it
     documents: Any = TextFiles(settings.paths)
     counts, _ = count_pieces(documents, config, workers=settings.threads)
     train_bpe(counts, vocab_size - 256, config.min_frequency)

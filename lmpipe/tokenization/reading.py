@@ -1,17 +1,20 @@
 """Sequences for training, read from memory-mapped token shards.
 
 The shards of a split are one long stream. Sequence i is tokens [i·T, i·T + T], T+1 of them, so that
-inputs and targets are both T long and every target is learnt once: concatenate and chunk. Best-fit
-packing, the alternative, cuts fewer documents but needs a plan of the whole corpus and padding.
+inputs and targets are both T long and every target is learnt once: concatenate and chunk. The
+alternative, best-fit packing (`packing.py`), cuts fewer documents and pays with padding.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmpipe.artifacts.types import TokenShards
 from lmpipe.errors import ConfigError, InputError
+from lmpipe.tokenization.blocks import RemoteTokens
+from lmpipe.tokenization.index import SplitIndex
 from lmpipe.tokenization.shard_file import map_tokens
 
 
@@ -25,36 +28,39 @@ class TokenReader:
     """
 
     def __init__(self, folder: Path, split: str, sequence_length: int) -> None:
-        if sequence_length < 1:
-            raise ConfigError(f"sequence_length={sequence_length} must be at least 1")
-        self.sequence_length = sequence_length
-        self._names = sorted(path.stem for path in (folder / split).glob("*.bin"))
-        if not self._names:
+        _check_length(sequence_length)
+        paths = sorted((folder / split).glob("*.bin"), key=lambda path: path.stem)
+        if not paths:
             raise InputError(
                 f"{folder}: no shards of split {split!r}; splits are train and validation"
             )
-        self._shards = [map_tokens(folder / split / f"{name}.bin") for name in self._names]
-        self._edges = np.cumsum([0, *(shard.size for shard in self._shards)])
-        self._document_ids, self._document_starts = self._read_index(folder, split)
+        shards = [map_tokens(path) for path in paths]
+        names, sizes = [path.stem for path in paths], [shard.size for shard in shards]
+        index = SplitIndex(folder / "index.parquet", split, names, sizes)
+        self._fill(shards, index, sequence_length)
 
-    def _read_index(self, folder: Path, split: str) -> tuple[Any, NDArray[np.int64]]:
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
+    @classmethod
+    def of(cls, artifact: TokenShards, split: str, sequence_length: int) -> Self:
+        """Read an artifact where it lies: mapped from a disk, in blocks from an object store."""
+        if artifact.store.is_local:
+            return cls(artifact.local_dir(), split, sequence_length)
+        _check_length(sequence_length)
+        reader = cls.__new__(cls)
+        index = SplitIndex.of(artifact, split)
+        shards = [RemoteTokens(artifact, f"{split}/{name}.bin") for name in index.names]
+        reader._fill(shards, index, sequence_length)
+        return reader
 
-        index = pq.read_table(folder / "index.parquet", filters=[("split", "=", split)])
-        shard = pc.index_in(index["shard"], value_set=_string_array(self._names)).to_numpy()
-        start = self._edges[shard] + index["start"].to_numpy()
-        if (np.diff(start) < 0).any():
-            raise InputError(
-                f"{folder / 'index.parquet'}: rows of split {split!r} are out of order; build the "
-                "token shards again (lmpipe run … --force shards)"
-            )
-        return index["document_id"], start
+    def _fill(self, shards: list[Any], index: SplitIndex, sequence_length: int) -> None:
+        self.sequence_length = sequence_length
+        self.index = index
+        self._shards = shards
+        self._edges = index.edges
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the split."""
-        return int(self._edges[-1])
+        return self.index.num_tokens
 
     @property
     def num_sequences(self) -> int:
@@ -64,7 +70,7 @@ class TokenReader:
     @property
     def num_documents(self) -> int:
         """Documents of the split."""
-        return len(self._document_ids)
+        return len(self.index.document_ids)
 
     def sequence(self, number: int) -> NDArray[np.int64]:
         """Return the T+1 tokens of a sequence."""
@@ -91,24 +97,16 @@ class TokenReader:
 
     def documents(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the document number of each token in [start, stop) of the split's stream."""
-        first, last = np.searchsorted(self._document_starts, [start, stop - 1], side="right") - 1
-        edges = np.clip(self._document_starts[first : last + 1], start, None)
-        return np.repeat(np.arange(first, last + 1), np.diff(edges, append=stop))
+        return self.index.documents(start, stop)
 
     def document_id(self, document_number: int) -> str:
         """Return the id of a document by its number in the split."""
-        return str(self._document_ids[document_number].as_py())
+        return self.index.document_id(document_number)
 
     def locate(self, shard: str, offset: int) -> str:
         """Return the id of the document that the token at `offset` of a shard is from."""
-        if shard not in self._names:
-            raise InputError(f"no shard {shard!r}; the split has {', '.join(self._names[:20])}")
-        position = self._names.index(shard)
-        size = self._shards[position].size
-        if not 0 <= offset < size:
-            raise InputError(f"shard {shard}: offset={offset} must be in [0, {size})")
-        start = int(self._edges[position]) + offset
-        return self.document_id(int(self.documents(start, start + 1)[0]))
+        place = self.index.place(shard, offset)
+        return self.document_id(int(self.documents(place, place + 1)[0]))
 
     def _start(self, number: int) -> int:
         if not 0 <= number < self.num_sequences:
@@ -116,7 +114,6 @@ class TokenReader:
         return number * self.sequence_length
 
 
-def _string_array(values: list[str]) -> Any:
-    import pyarrow as pa
-
-    return pa.array(values, pa.string())
+def _check_length(sequence_length: int) -> None:
+    if sequence_length < 1:
+        raise ConfigError(f"sequence_length={sequence_length} must be at least 1")

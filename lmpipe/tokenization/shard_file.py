@@ -57,19 +57,27 @@ def read_header(path: Path) -> ShardHeader:
     """Read and check the header against the size of the file."""
     with path.open("rb") as file:
         raw = file.read(HEADER_BYTES)
+    return parse_header(raw, str(path), path.stat().st_size)
+
+
+def parse_header(raw: bytes, place: str, size: int) -> ShardHeader:
+    """Check a header against the size of its object.
+
+    Args:
+        place: what messages name.
+    """
     remedy = "build the token shards again (lmpipe run … --force shards)"
     if len(raw) < HEADER_BYTES or raw[:8] != _MAGIC:
-        raise InputError(f"{path}: not a token shard (no {_MAGIC.decode()} header); {remedy}")
+        raise InputError(f"{place}: not a token shard (no {_MAGIC.decode()} header); {remedy}")
     _, version, width, count, digest, checksum = _HEADER.unpack(raw)
     if version != _VERSION or width not in _DTYPES:
         raise InputError(
-            f"{path}: version {version}, {width} bytes a token; this lmpipe reads version "
+            f"{place}: version {version}, {width} bytes a token; this lmpipe reads version "
             f"{_VERSION} with 2 or 4; {remedy}"
         )
-    size = path.stat().st_size
     if size != HEADER_BYTES + count * width:
         raise InputError(
-            f"{path}: the header announces {count} tokens of {width} bytes, the file has {size} "
+            f"{place}: the header announces {count} tokens of {width} bytes, the file has {size} "
             f"bytes; {remedy}"
         )
     return ShardHeader(_DTYPES[width], count, digest.hex(), checksum)

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lmpipe.bench import bpe_train, encode
+from lmpipe.bench import bpe_train, encode, loader
 from lmpipe.errors import InputError
 
 FIELDS = {"bench", "impl", "case", "metric", "value", "unit", "device", "commit"}
@@ -28,6 +28,12 @@ def test_training_is_measured_beside_the_peers_that_are_installed(path: str) -> 
 def test_encoding_is_measured_beside_tiktoken(path: str) -> None:
     rows = encode.run({"paths": [path], "vocab_size": 300, "threads": 1})
     assert [row["impl"] for row in rows] == ["lmpipe", "tiktoken"]
+    assert all(set(row) == FIELDS and row["value"] > 0 for row in rows)
+
+
+def test_loading_is_measured_beside_a_bare_copy() -> None:
+    rows = loader.run({"num_tokens": 100_000, "sequence_length": 64})
+    assert [row["impl"] for row in rows] == ["lmpipe"] * 3 + ["numpy"]
     assert all(set(row) == FIELDS and row["value"] > 0 for row in rows)
 
 
