@@ -2,7 +2,7 @@
 
 The shards of a split are one long stream. Sequence i is tokens [i·T, i·T + T], T+1 of them, so that
 inputs and targets are both T long and every target is learnt once: concatenate and chunk. The
-alternative, best-fit packing (`packing.py`), cuts fewer documents and pays with padding.
+alternative, best-fit packing, cuts fewer documents and pays with padding; it is not written.
 """
 
 from pathlib import Path

@@ -197,12 +197,12 @@ def write_tokenizer_files(tokenizer: Tokenizer, folder: Path, max_length: int) -
     No chat template: a base model has not been taught one.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    meta = tokenizer.read_json("meta.json")
+    names = {number: name for name, number in meta["specials"].items()}
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes("tokenizer.json"))
     fields: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|endoftext|>",
-        "bos_token": "<|endoftext|>",
-        "pad_token": "<|endoftext|>",
+        **{f"{role}_token": names[meta[role]] for role in ("eos", "bos", "pad")},
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
     }

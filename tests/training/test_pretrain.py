@@ -24,9 +24,11 @@ from lmpipe.model.config import ModelConfig
 from lmpipe.model.huggingface import load_model
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.reading import TokenReader
+from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
 from lmpipe.training.data import cut
 from lmpipe.training.loop import language_model_loss
-from lmpipe.training.pretrain import PretrainConfig, pretrain
+from lmpipe.training.pretrain import PretrainConfig, pretrain, write_tokenizer_files
+from tests.tokenization.conftest import GivenConfig, given_documents
 from tests.training.test_launch import environment_with_project
 from tests.training.token_shards import EOS, VOCAB, write_shards
 
@@ -61,7 +63,8 @@ def counting_shards(out: Output[TokenShards], config: Nothing, *, runtime: Runti
 
 @stage(version=1, kind="exact")
 def no_tokenizer(out: Output[Tokenizer], config: Nothing, *, runtime: Runtime) -> Tokenizer:
-    out.write_json("meta.json", {"vocab_size": VOCAB, "eos": EOS})
+    ends = dict.fromkeys(("eos", "bos", "pad"), EOS)
+    out.write_json("meta.json", {"vocab_size": VOCAB, "specials": {"<|endoftext|>": EOS}, **ends})
     out.write_json("tokenizer.json", {})
     return out.commit()
 
@@ -91,6 +94,22 @@ def test_the_model_beats_token_frequencies_and_says_so(checkpoint: Checkpoint):
     assert meta["kind"] == "base"
     assert meta["validation_loss"] == metrics["validation_loss"]
     assert meta["parameters"] == metrics["parameters"]
+
+
+def test_the_written_tokenizer_ends_with_the_token_that_ended_documents(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    store, quiet = Store(f"file://{tmp_path}/store"), Runtime()
+    texts = GivenConfig(files=[[("0" * 32, "en", "the cat sat on the mat")]])
+    documents = build(given_documents, texts, {}, store=store, runtime=quiet)
+    config = TokenizerConfig(vocab_size=260, specials=("</s>", "<|user|>"), min_frequency=1)
+    trained = build(tokenizer, config, {"documents": documents}, store=store, runtime=quiet)
+    write_tokenizer_files(trained, tmp_path / "model", 64)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
+    end = trained.read_json("meta.json")["specials"]["</s>"]
+    assert (loaded.eos_token, loaded.bos_token, loaded.pad_token) == ("</s>",) * 3
+    assert (loaded.eos_token_id, len(loaded)) == (end, 260)
+    assert loaded.decode([*loaded.encode("a cat"), end], skip_special_tokens=True) == "a cat"
 
 
 def test_the_reported_validation_loss_is_that_of_the_written_model(checkpoint: Checkpoint):
