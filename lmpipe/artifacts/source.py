@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import url_options
 from lmpipe.artifacts.types import Source
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime import Runtime
@@ -120,7 +121,8 @@ def source(out: Output[Source], config: SourceConfig, *, runtime: Runtime) -> So
 def _copy(out: Output[Source], name: str, file: PinnedFile, place: str) -> None:
     import fsspec
 
-    with fsspec.open(place, "rb") as original, out.open(file.name, digest=False) as copy:
+    opened = fsspec.open(place, "rb", **url_options(place))
+    with opened as original, out.open(file.name, digest=False) as copy:
         while block := original.read(2**22):
             copy.write(block)
     written = out.files[file.name]
@@ -138,7 +140,8 @@ def _listed(pattern: str, base: Path, name: str) -> list[str]:
     (place,) = _expand(pattern[1:], base, name)[:1]
     import fsspec
 
-    with fsspec.open(place, "rt", compression="infer", encoding="utf-8") as file:
+    options = {"compression": "infer", "encoding": "utf-8", **url_options(place)}
+    with fsspec.open(place, "rt", **options) as file:
         lines = [line.strip() for line in file]
     folder, _, _ = place.rpartition("/")
     found: list[str] = []
@@ -161,7 +164,7 @@ def _expand(pattern: str, base: Path, name: str) -> list[str]:
     elif "://" in pattern:
         import fsspec
 
-        fs, path = fsspec.core.url_to_fs(pattern)
+        fs, path = fsspec.core.url_to_fs(pattern, **url_options(pattern))
         protocol = pattern.partition("://")[0]
         places = [f"{protocol}://{p}" for p in sorted(fs.glob(path))] if "*" in path else [pattern]
     else:
@@ -184,7 +187,7 @@ def _pin_file(name: str, place: str) -> PinnedFile:
         return PinnedFile(name=name, bytes=status.st_size, sha256=_cached_sha256(path, status))
     import fsspec
 
-    fs, path_ = fsspec.core.url_to_fs(place)
+    fs, path_ = fsspec.core.url_to_fs(place, **url_options(place))
     info: dict[str, Any] = fs.info(path_)
     mark = info.get("VersionId") or info.get("ETag") or info.get("etag")
     if not mark or info.get("size") is None:

@@ -33,6 +33,15 @@ S3_ATTEMPTS = 10
 DELETES_AT_A_TIME = 16
 
 
+def url_options(url: str) -> dict[str, Any]:
+    """Return what fsspec is to open a URL with: S3 from outside is asked as patiently as ours."""
+    if not url.startswith(("s3://", "s3a://")):
+        return {}
+    from lmpipe.artifacts.s3 import s3_options
+
+    return s3_options(S3_ATTEMPTS)
+
+
 class Store:
     """Objects below a root URL, e.g. `file:///data/artifacts` or `s3://bucket/prefix`.
 
@@ -70,14 +79,7 @@ class Store:
             if self.is_local:
                 self._fs = fsspec.filesystem("file")
             else:
-                self._fs = fsspec.filesystem(
-                    "s3",
-                    use_listings_cache=False,
-                    default_block_size=16 * 2**20,
-                    config_kwargs={
-                        "retries": {"mode": "standard", "total_max_attempts": S3_ATTEMPTS}
-                    },
-                )
+                self._fs = fsspec.filesystem("s3", **url_options(self.root))
         return self._fs
 
     def full(self, path: str) -> str:

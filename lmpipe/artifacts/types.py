@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmpipe.artifacts.manifest import FileRecord, Manifest
-from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.store import Store, url_options
 from lmpipe.errors import StoreError
 
 
@@ -204,7 +204,8 @@ class Source(Artifact):
         """Open one pinned file."""
         import fsspec
 
-        return fsspec.open(self.url(name), "rb").open()  # type: ignore[no-any-return]
+        url = self.url(name)
+        return fsspec.open(url, "rb", **url_options(url)).open()  # type: ignore[no-any-return]
 
     def local(self, name: str) -> Path:
         """Return a local path with one pinned file's bytes."""

@@ -110,15 +110,15 @@ def _import_file(
                     removal(identity, "import_documents", reason, score=number, url=place)
                 )
                 continue
-            url = row.get(config.url_field)
-            date = row.get(config.date_field)
+            url = _string(row.get(config.url_field))
+            date = _string(row.get(config.date_field))
             writer.write(
                 {
                     "id": identity,
                     "text": clean_text(str(text)),
-                    "url": None if url is None else str(url),
-                    "host": None if url is None else host_of(str(url)),
-                    "date": None if date is None else str(date),
+                    "url": url,
+                    "host": None if url is None else host_of(url),
+                    "date": date,
                     "warc_path": name,
                     "warc_offset": number,
                     "extractor": "import",
@@ -136,6 +136,11 @@ def _reason(text: Any) -> str | None:
     if not isinstance(text, str):
         return "text_is_no_string"
     return None if text.strip() else "no_text"
+
+
+def _string(value: Any) -> str | None:
+    """Return a value as a string that Parquet can hold: JSON may escape half a surrogate pair."""
+    return None if value is None else str(value).encode("utf-8", "replace").decode()
 
 
 def _plain_name(name: str) -> str:
@@ -184,7 +189,7 @@ def _parquet_rows(path: Path, config: ImportDocumentsConfig) -> Iterator[dict[st
 def _json_row(line: bytes) -> dict[str, Any] | str:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # 100,000 brackets overflow the parser's stack
         return "invalid_json"
     return row if isinstance(row, dict) else "no_json_object"
 

@@ -100,6 +100,43 @@ def test_charsets_come_from_mark_then_header_then_meta_then_detection(
     assert page_charset(body, header) == charset
 
 
+MARK = b"\xef\xbb\xbf"
+CHINESE = "<p>今天天气很好，我们一起去公园散步，晚上回家吃饭。</p>" * 30
+
+
+@pytest.mark.parametrize("detected", [True, False])
+@pytest.mark.parametrize("meta", [b"windows-1251", b"no-such-charset", None])
+@pytest.mark.parametrize("header", ["koi8-r", "no-such-charset", "", None])
+@pytest.mark.parametrize("mark", [MARK, b""])
+def test_each_source_of_a_charset_decides_only_where_all_before_it_are_silent(
+    mark: bytes, header: str | None, meta: bytes | None, detected: bool
+) -> None:
+    head = b"<html><head><meta charset=%s></head>" % meta if meta else b"<html>"
+    text = CHINESE.encode("gbk") if detected else b"<p>plain</p>"
+    if mark:
+        expected = {"utf-8"}
+    elif header == "koi8-r":
+        expected = {"koi8-r"}
+    elif meta == b"windows-1251":
+        expected = {"cp1251"}
+    else:
+        expected = {"gbk", "gb18030"} if detected else {"utf-8"}
+    assert page_charset(mark + head + text, header) in expected
+
+
+@pytest.mark.parametrize("filler_bytes", [0, 900, 16_000, 60_000, 200_000])
+@pytest.mark.parametrize("label", [b"gb2312", b"GB2312", b"gbk", b"gb18030"])
+def test_chinese_is_read_however_late_its_charset_is_declared(
+    label: bytes, filler_bytes: int
+) -> None:
+    filler = b"<script>" + b"x" * filler_bytes + b"</script>"
+    meta = b'<meta http-equiv="Content-Type" content="text/html; charset=%s">' % label
+    # beyond GB2312, as pages are that call themselves so
+    text = CHINESE + "<p>朱镕基</p>"
+    body = b"<html><head>" + filler + meta + b"</head>" + text.encode("gbk")
+    assert text in decode_text(body, page_charset(body, None))
+
+
 def test_bytes_that_the_charset_lacks_become_replacement_characters() -> None:
     assert decode_text(b"caf\xe9", "utf-8") == "caf\ufffd"
     assert decode_text(b"\xef\xbb\xbfx", "utf-8") == "x"

@@ -7,8 +7,16 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from lmpipe.artifacts.types import Documents
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
-from lmpipe.documents.read import read_documents, read_removed
+from lmpipe.documents.read import (
+    count_documents,
+    count_rows,
+    read_documents,
+    read_removed,
+    shard_names,
+)
+from lmpipe.documents.schema import DOCUMENT_SCHEMA
 from lmpipe.errors import InputError
 from tests.curation.conftest import Workbench
 
@@ -77,3 +85,79 @@ def test_unknown_files_and_wrong_fields_are_refused_with_a_remedy(bench: Workben
     with pytest.raises(InputError, match="text_field='text' right"):
         source = bench.files("y", a__jsonl='{"content": "x"}')
         bench.run(import_documents, ImportDocumentsConfig(), source)
+
+
+def parquet(*tables: pa.Table) -> bytes:
+    """Return a Parquet file with one row group a table, in the schema of the last."""
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, tables[-1].schema) as writer:
+        for table in tables:
+            writer.write_table(table.cast(tables[-1].schema))
+    return file.getvalue()
+
+
+def column(documents: Documents, name: str) -> list[object]:
+    return [v for batch in read_documents(documents, [name]) for v in batch[0].to_pylist()]
+
+
+@pytest.mark.parametrize("rows", [1, 1023, 1024, 1025, 2049, 4096, 4097])
+def test_one_row_more_than_full_batches_is_not_lost(bench: Workbench, rows: int) -> None:
+    texts = [f"text {number}" for number in range(rows)]
+    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    table = parquet(pa.table({"text": texts}))
+    source = bench.files("corpus", a__parquet=table, b__jsonl=lines)
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert column(documents, "text") == texts * 2
+    assert documents.metrics["kept"] == count_documents(documents) == 2 * rows
+
+
+def test_urls_that_appear_after_a_batch_without_any_are_kept(bench: Workbench) -> None:
+    without = pa.table({"text": ["a"] * 1500, "url": pa.nulls(1500)})
+    later = pa.table({"text": ["b"], "url": ["http://b.example/"]})
+    lines = [json.dumps({"text": "a"})] * 5000
+    lines.append(json.dumps({"text": "b", "url": "http://b.example/", "new": [1]}))
+    source = bench.files(
+        "corpus",
+        a__parquet=parquet(without),  # the column's type is null
+        b__parquet=parquet(without, later),
+        c__jsonl="\n".join(lines),
+    )
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    expected = [None] * 3000 + ["http://b.example/"] + [None] * 5000 + ["http://b.example/"]
+    assert column(documents, "url") == expected
+    for name in shard_names(documents):
+        with documents.open(name) as file:
+            assert pq.read_schema(file).equals(DOCUMENT_SCHEMA)
+
+
+def test_empty_files_are_empty_shards_with_the_schema_and_count_nothing(bench: Workbench) -> None:
+    source = bench.files(
+        "corpus",
+        a__jsonl="",
+        b__parquet=parquet(pa.table({"text": pa.array([], pa.string())})),
+        c__jsonl__gz=gzip.compress(b""),
+        d__jsonl='{"text": "one"}\n{"text": "two"}',
+        e__parquet=parquet(pa.table({"text": pa.nulls(0)})),
+    )
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    names = shard_names(documents)
+    assert [count_rows(documents, name) for name in names] == [0, 0, 0, 2, 0]
+    assert (documents.metrics["input"], documents.metrics["kept"]) == (2, 2)
+    assert documents.metrics["removed"] == {}
+    for name in names:
+        with documents.open(name) as file:
+            assert pq.read_schema(file).equals(DOCUMENT_SCHEMA)
+
+
+def test_hostile_rows_cost_themselves_only(bench: Workbench) -> None:
+    lines = [
+        b"[" * 100_000,
+        b'{"text": "half a pair \\ud800", "url": "http://a.example/\\ud800", "date": "\\udfff"}',
+        b'{"text": "bytes \xff"}',
+        b'{"text": "last"}',
+    ]
+    source = bench.files("corpus", a__jsonl=b"\n".join(lines))
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert column(documents, "text") == ["half a pair", "last"]
+    assert column(documents, "url") == ["http://a.example/?", None]
+    assert documents.metrics["removed"] == {"invalid_json": 2}

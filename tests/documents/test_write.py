@@ -58,6 +58,28 @@ def test_a_column_null_in_the_first_rows_keeps_values_that_appear_later() -> Non
     assert table.column("num_words").to_pylist() == [None] * 20 + [3]
 
 
+def test_a_table_whose_column_is_null_or_absent_takes_no_type_from_a_later_one() -> None:
+    file = io.BytesIO()
+    with DocumentWriter(file) as writer:
+        writer.write_table(pa.table({"id": ["a"], "text": ["t"], "charset": pa.nulls(1)}))
+        writer.write_table(pa.table({"text": ["t"], "id": ["b"]}))
+        writer.write_table(pa.table({"charset": ["utf-8"], "id": ["c"], "text": ["t"]}))
+        writer.write_table(DOCUMENT_SCHEMA.empty_table())
+        writer.write_table(pa.table({"id": pa.nulls(0), "text": pa.nulls(0)}))
+    table = pq.read_table(io.BytesIO(file.getvalue()))
+    assert table.schema.equals(DOCUMENT_SCHEMA)
+    assert table.column("charset").to_pylist() == [None, None, "utf-8"]
+    assert table.column("id").to_pylist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("rows", [4096, 4097])
+def test_one_row_more_than_full_buffers_is_written_on_close(rows: int) -> None:
+    data = written([row(number) for number in range(rows)], [], row_group_bytes=1 << 20)
+    table = pq.read_table(io.BytesIO(data))
+    assert table.column("id").to_pylist()[-1] == row(rows - 1)["id"]
+    assert table.num_rows == rows
+
+
 def test_row_groups_stay_within_their_bound_and_one_row_too_many_is_not_lost() -> None:
     rows = [row(number, text="x" * 1000) for number in range(9)]
     file = pq.ParquetFile(io.BytesIO(written(rows, [], row_group_bytes=3 * 1512)))
