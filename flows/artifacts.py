@@ -5,6 +5,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lmpipe.errors import StoreError
+
 app = typer.Typer()
 Root = Annotated[str, typer.Option("--store", help="The store's root.")]
 
@@ -24,7 +26,8 @@ def list_artifacts(
     for column in ("stage", "id", "finished", "seconds", "objects", "bytes"):
         table.add_column(column, no_wrap=True)
     opened = Store(store)
-    for manifest in list_manifests(opened, stage or None):
+    damaged: list[StoreError] = []
+    for manifest in list_manifests(opened, stage or None, damaged):
         num_bytes = f"{sum(file.bytes for file in manifest.outputs):,}"
         table.add_row(
             manifest.stage,
@@ -35,6 +38,8 @@ def list_artifacts(
             "gone" if when_collected(opened, manifest) else num_bytes,
         )
     Console().print(table)
+    for error in damaged:
+        Console(stderr=True).print(f"[red]BAD[/] {error}", highlight=False)
 
 
 @app.command()
@@ -85,8 +90,13 @@ def verify(
     from lmpipe.artifacts.types import Artifact
 
     opened = Store(store)
-    manifests = [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened)
-    console, bad = Console(), 0
+    damaged: list[StoreError] = []
+    manifests = (
+        [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened, damaged=damaged)
+    )
+    console, bad = Console(), len(damaged)
+    for error in damaged:
+        console.print(f"[red]BAD[/] {error}", highlight=False, soft_wrap=True)
     collected = [manifest for manifest in manifests if when_collected(opened, manifest)]
     for manifest in (manifest for manifest in manifests if manifest not in collected):
         wrong = Artifact(opened, manifest).corrupt()

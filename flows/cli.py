@@ -217,7 +217,8 @@ def _prepare_prefect() -> None:
     defaults = {
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home migrates for 55 s
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",  # the terminal shows progress
+        # The terminal shows progress, and an error once: not its traceback from task, flow and run.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -24,6 +24,7 @@ def dedup_index(
         add_crawl,
         dependents,
         open_index,
+        present_crawls,
         read_index,
         remove_crawl,
     )
@@ -34,22 +35,30 @@ def dedup_index(
     if add:
         add_crawl(opened, name, add)
     if remove:
-        crawls = open_index(opened, name)
+        crawls = present_crawls(opened, name)
         left = remove_crawl(opened, name, remove)
-        (gone,) = (crawl for crawl in crawls if crawl.id not in left)
-        for id_, count in dependents(gone, crawls).items():
-            print(f"dedup/{id_} lost {count} documents to it; build it again to have them back")
+        for gone in (crawl for crawl in crawls if crawl.id not in left):
+            for id_, count in dependents(gone, crawls).items():
+                print(f"dedup/{id_} lost {count} documents to it; build it again to have them back")
+    if not add and not remove:
+        open_index(opened, name)  # says what is missing
     for id_ in read_index(opened, name):
         print(f"dedup/{id_}")
 
 
 @app.command("contamination")
 def contamination(
-    files: Annotated[list[Path], typer.Argument(help="JSONL files of conversations or texts.")],
-    benchmarks: Annotated[list[Path], typer.Option(help="Eval items as JSONL; may repeat.")],
-    to: Annotated[Path, typer.Option(help="Report, to lie beside the files.")] = Path(
-        "contamination.json"
-    ),
+    files: Annotated[
+        list[Path],
+        typer.Argument(exists=True, dir_okay=False, help="JSONL files of conversations or texts."),
+    ],
+    benchmarks: Annotated[
+        list[Path],
+        typer.Option(exists=True, dir_okay=False, help="Eval items as JSONL; may repeat."),
+    ],
+    to: Annotated[
+        Path, typer.Option(dir_okay=False, help="Report, to lie beside the files.")
+    ] = Path("contamination.json"),
     ngram: Annotated[int, typer.Option(min=1, max=64, help="Words in an n-gram.")] = 13,
 ) -> None:
     """Search files of conversations for evaluation items and write the report that sft asks for."""
@@ -57,6 +66,8 @@ def contamination(
 
     from lmpipe.curation.contamination_of_files import report_on_files
 
+    if not to.parent.is_dir():
+        raise ConfigError(f"--to {to}: there is no folder {to.parent}")
     report = report_on_files(files, benchmarks, ngram)
     to.write_text(json.dumps(report, indent=1, sort_keys=True))
     flagged, count = report["flagged_documents"], report["documents"]

@@ -83,7 +83,7 @@ def _artifacts(root: str, holding: str) -> list[Documents]:
     store = Store(root)
     return [
         Documents(store, manifest)
-        for manifest in reversed(list_manifests(store))
+        for manifest in reversed(list_manifests(store, damaged=[]))
         if any(file.name.startswith(holding) for file in manifest.outputs)
         and not when_collected(store, manifest)
     ]

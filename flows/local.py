@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prefect import flow
+from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import get_current_settings
@@ -26,7 +27,11 @@ def run_locally(
         return execute(name, recipe, selection, listener, flow_run.get_id() or "")
 
     with _ephemeral_server():
-        return local(recipe, selection)
+        try:
+            return local(recipe, selection)
+        finally:
+            # Log lines still on their way would meet no server, and be tried again for a minute.
+            APILogWorker.drain_all(timeout=30)
 
 
 @contextmanager

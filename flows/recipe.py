@@ -238,7 +238,11 @@ def check_recipe(raw: dict[str, Any], origin: str) -> PipelineConfig:
             if key not in Runtime.model_fields:
                 where = ("stage_runtime", stage, key)
                 raise ConfigError(_unknown(where, list(Runtime.model_fields)))
-        Runtime.model_validate({**recipe.runtime.model_dump(), **update})
+        try:
+            Runtime.model_validate({**recipe.runtime.model_dump(), **update})
+        except ValidationError as error:
+            lines = [_explain(dict(detail)) for detail in error.errors()]
+            raise ConfigError(f"{origin}: stage_runtime.{stage}:\n" + "\n".join(lines)) from error
     return recipe
 
 
@@ -252,7 +256,10 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
             raise ConfigError(f"--set {key}: {part!r} is a value and has no keys below it")
-    section[parts[-1]] = yaml.safe_load(text) if text else ""
+    try:
+        section[parts[-1]] = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {key}: {text!r} is no YAML value: {error}") from error
 
 
 def _explain(detail: dict[str, Any]) -> str:

@@ -70,7 +70,10 @@ def changed(config: Any, changes: list[str]) -> Any:
             raise ConfigError(
                 f"--set {change!r} must read KEY=VALUE with a key of select: {', '.join(raw)}"
             )
-        section[parts[-1]] = yaml.safe_load(text)
+        try:
+            section[parts[-1]] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {key}: {text!r} is no YAML value: {error}") from error
     try:
         return type(config).model_validate(raw)
     except ValidationError as error:

@@ -77,8 +77,15 @@ def list_stages(store: Store) -> list[str]:
     return [name for name in store.children("") if name not in RESERVED]
 
 
-def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
-    """Return all published manifests, newest first; of one stage if given."""
+def list_manifests(
+    store: Store, stage: str | None = None, damaged: list[StoreError] | None = None
+) -> list[Manifest]:
+    """Return all published manifests, newest first; of one stage if given.
+
+    Args:
+        damaged: takes the errors of those that cannot be read. Left out, the first one is raised:
+            who deletes must know what every manifest refers to.
+    """
     stages = [stage] if stage else list_stages(store)
     found = []
     for name in stages:
@@ -86,6 +93,11 @@ def list_manifests(store: Store, stage: str | None = None) -> list[Manifest]:
             try:
                 entry = read_manifest(store, name, artifact)
             except NotADirectoryError:
+                continue
+            except StoreError as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
                 continue
             if entry is not None:
                 found.append(entry[0])

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -134,15 +135,24 @@ def _copy(out: Output[Source], name: str, file: PinnedFile, place: str) -> None:
 
 
 def _listed(pattern: str, base: Path, name: str) -> list[str]:
-    """Return the files of one path, or of all paths in the list that it names."""
+    """Return the files of one path, or of all paths in the lists that it names."""
     if not pattern.startswith("@"):
         return _expand(pattern, base, name)
-    (place,) = _expand(pattern[1:], base, name)[:1]
+    lists = _expand(pattern[1:], base, name)
+    return [file for place in lists for file in _read_list(place, name)]
+
+
+def _read_list(place: str, name: str) -> list[str]:
     import fsspec
 
     options = {"compression": "infer", "encoding": "utf-8", **url_options(place)}
-    with fsspec.open(place, "rt", **options) as file:
-        lines = [line.strip() for line in file]
+    try:
+        with fsspec.open(place, "rt", **options) as file:
+            lines = [line.strip() for line in file]
+    except (EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise InputError(
+            f"source {name!r}: the list {place} is no whole UTF-8 text of one path a line: {error}"
+        ) from error
     folder, _, _ = place.rpartition("/")
     found: list[str] = []
     for line in lines:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -32,12 +33,17 @@ def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> di
     """Search every record of JSONL files for benchmark items; nothing is removed.
 
     Raises:
-        InputError: a line is no JSON object, or holds no text.
+        InputError: a line is no JSON object, or holds no text; no records, no items; a .gz file is
+            cut short.
     """
     config = DecontaminateConfig(ngram=ngram)
     items = [item for found in read_benchmarks(_Files(benchmarks)).values() for item in found]
+    if not items:
+        raise InputError(f"no eval items in {', '.join(map(str, benchmarks))}: nothing to look for")
     index = NgramIndex(items, config.ngram, config.min_item_words)
     texts = [text for path in files for text in _texts(path)]
+    if not texts:
+        raise InputError(f"no records in {', '.join(map(str, files))}: a report would say nothing")
     flags, boilerplate = flag_documents(scan_texts(index, texts, 0), index, config)
     findings = Findings(index, np.array([0, len(texts)], np.int64), flags, boilerplate)
     return report(index, findings, {flag.document for flag in flags})
@@ -45,7 +51,10 @@ def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> di
 
 def _texts(path: Path) -> Iterator[str]:
     data = path.read_bytes()
-    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+    try:
+        lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is no whole gzip file: {error}; fetch it again") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

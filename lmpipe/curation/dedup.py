@@ -104,8 +104,8 @@ def dedup(
     """Keep one document of each set of duplicates; the others name it in the ledger.
 
     Raises:
-        InputError: there are no documents, an earlier crawl's sketches do not fit, or an alarm with
-            `stop_on_alarm`.
+        InputError: there are no documents, none would stay, an earlier crawl's sketches do not fit,
+            or an alarm with `stop_on_alarm`.
     """
     from lmpipe.curation.duplicates import Sketches, earlier_shards, new_shards
     from lmpipe.curation.word_hashes import enough_workers
@@ -116,7 +116,7 @@ def dedup(
     count = count_documents(documents)
     if count == 0:
         raise InputError("dedup got no documents; look at what the stage before removed")
-    past = earlier_shards([crawl for crawl in earlier if not _is_same(crawl, documents)], config)
+    past = earlier_shards(earlier, config)
     runtime = enough_workers(runtime, count)
     sketch = partial(sketch_shard, config=config, documents=documents, names=names)
     made = out.run_shards([f"sketch-{key}" for key in names], sketch, runtime)
@@ -136,14 +136,14 @@ def dedup(
         records = out.run_shards(list(names), work, runtime)
         num_kept = sum(int(record.counts["kept"]) for record in records)
         assert_conserved("dedup", count, num_kept, gather_parts(out, list(names)))
+        if num_kept == 0:
+            raise InputError(
+                f"dedup keeps none of {count} documents: earlier crawls hold all of them; see "
+                "`lmpipe dedup-index`, or leave dedup_index out"
+            )
         warn_of_low_yield(out, "dedup", count, num_kept, runtime)
         _report(out, config, sketches, verdicts, records)
     return out.commit()
-
-
-def _is_same(crawl: Documents, documents: Documents) -> bool:
-    """Say whether an earlier artifact is of these very documents: it would remove them all."""
-    return any(entry.digest == documents.digest for entry in crawl.manifest.inputs)
 
 
 def _find(

@@ -39,8 +39,17 @@ def open_index(store: Store, name: str) -> list[Documents]:
     """Return an index's crawls.
 
     Raises:
+        ConfigError: no such index.
         StoreError: one of them is gone.
     """
+    if store.read_tagged(_path(name)) is None:
+        known = sorted(
+            path.rsplit("/", 1)[-1].removesuffix(".json") for path in store.sizes(FOLDER)
+        )
+        raise ConfigError(
+            f"no index {name!r} of earlier crawls; known are: {', '.join(known) or 'none'}; "
+            f"`lmpipe dedup-index {name} --add ID` makes it from a first crawl's dedup"
+        )
     crawls = []
     for id_ in read_index(store, name):
         found = read_manifest(store, "dedup", id_)
@@ -53,6 +62,16 @@ def open_index(store: Store, name: str) -> list[Documents]:
     return crawls
 
 
+def present_crawls(store: Store, name: str) -> list[Documents]:
+    """Return those crawls of an index that are not gone; none if there is no such index."""
+    found = [read_manifest(store, "dedup", id_) for id_ in read_index(store, name)]
+    return [
+        Documents(store, entry[0])
+        for entry in found
+        if entry is not None and not when_collected(store, entry[0])
+    ]
+
+
 def add_crawl(store: Store, name: str, artifact: str) -> list[str]:
     """Add a crawl by the start of its id; return the index. Adding it again changes nothing.
 
@@ -62,7 +81,7 @@ def add_crawl(store: Store, name: str, artifact: str) -> list[str]:
     manifest = find_by_prefix(store, artifact if "/" in artifact else f"dedup/{artifact}")
     if manifest.stage != "dedup":
         raise InputError(f"{manifest.stage}/{manifest.id} is not of dedup: it has no sketches")
-    for other in open_index(store, name):
+    for other in present_crawls(store, name):
         for field in ("ngram", "bands", "rows", "seed", "same_url"):
             mine, theirs = manifest.config.get(field), other.manifest.config.get(field)
             if mine != theirs:
@@ -149,4 +168,7 @@ def _parse(data: bytes, name: str) -> list[str]:
         crawls = json.loads(data)["crawls"]
         return [str(id_) for id_ in crawls]
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"index {name!r} is damaged: {error!r}; add its crawls anew") from error
+        raise StoreError(
+            f"index {name!r} is damaged: {error!r}; delete {_path(name)} from the store and add "
+            "its crawls anew"
+        ) from error

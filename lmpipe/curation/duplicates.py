@@ -245,10 +245,9 @@ class Sketches:
     def __init__(self, store: Store, shards: list[Shard], bands: int, rows: int, scratch: Path):
         self._store, self._width, self._bands = store, bands * rows, bands
         self.shards = shards
-        self._stays = [
-            np.frombuffer(self._read(shard, "stays"), np.bool) if shard.is_earlier else None
-            for shard in shards
-        ]
+        new = [self._ids(shard) for shard in shards if not shard.is_earlier]
+        new_ids = np.concatenate([np.empty(0, np.uint64), *new])
+        self._stays = [self._compared(shard, new_ids) for shard in shards]
         counts = [
             shard.count if stays is None else int(stays.sum())
             for shard, stays in zip(shards, self._stays, strict=True)
@@ -298,6 +297,22 @@ class Sketches:
     def shard_of(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the shard that each document lies in."""
         return np.searchsorted(self.bounds, members, side="right").astype(np.int64) - 1
+
+    def _compared(self, shard: Shard, new_ids: NDArray[np.uint64]) -> NDArray[np.bool] | None:
+        """Return which of an earlier shard's documents are compared with; None for a new shard.
+
+        Those that it kept, less those of the new crawl itself: a record that is curated again with
+        other settings has the id that it had, and would go for itself.
+        """
+        if not shard.is_earlier:
+            return None
+        stays = np.frombuffer(self._read(shard, "stays"), np.bool)
+        return stays & ~np.isin(self._ids(shard), new_ids)
+
+    def _ids(self, shard: Shard) -> NDArray[np.uint64]:
+        """Return the first half of each document's id: 64 bits tell documents apart."""
+        ids: NDArray[np.uint64] = np.frombuffer(self._read(shard, "heads"), HEAD)["id"][:, 0]
+        return ids
 
     def _read(self, shard: Shard, kind: str, start: int = 0, size: int = -1) -> bytes:
         with self._store.open(shard.paths[kind]) as file:

@@ -124,6 +124,23 @@ def test_a_list_of_paths_names_files_relative_to_itself(tmp_path: Path) -> None:
         pin("crawl", SourceSpec(paths=("@crawl/empty.paths",)), tmp_path)
 
 
+def test_every_list_that_a_pattern_matches_is_read_and_a_broken_one_is_named(
+    tmp_path: Path,
+) -> None:
+    import gzip
+
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.warc").write_text(name)
+        (tmp_path / f"{name}.list").write_text(f"{name}.warc\n")
+    pinned = pin("crawl", SourceSpec(paths=("@[ab].list",)), tmp_path)
+    assert [file.name for file in pinned.config.files] == ["a.warc", "b.warc"]
+    (tmp_path / "cut.list.gz").write_bytes(gzip.compress(b"a.warc\n" * 100)[:-9])
+    (tmp_path / "latin.list").write_bytes("prüfung.warc\n".encode("latin-1"))
+    for name in ("cut.list.gz", "latin.list"):
+        with pytest.raises(InputError, match=f"{name} is no whole UTF-8 text"):
+            pin("crawl", SourceSpec(paths=(f"@{name}",)), tmp_path)
+
+
 def test_a_list_on_another_file_system_names_files_beside_it(tmp_path: Path) -> None:
     import fsspec
 

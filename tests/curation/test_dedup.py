@@ -316,6 +316,27 @@ def test_a_new_crawl_loses_what_an_earlier_one_holds_and_the_earlier_nothing(
     assert removed(third) == gone  # the second holds these very documents: it is passed over
 
 
+def test_records_curated_again_do_not_go_for_themselves(bench: Workbench):
+    """Another setting upstream gives the crawl in the index other bytes under the same ids."""
+    first = run(bench, shards(texts()))
+    again = {
+        key: f"{text} and a line that another extractor keeps" for key, text in texts().items()
+    }
+    documents = bench.run(given, shards({**again, "copy": texts()["unique7"]}))
+    alone = bench.run(dedup, DedupConfig(), documents, [])
+    second = bench.run(dedup, DedupConfig(), documents, [first])
+    assert not [id_ for id_, row in removed(second).items() if row["keeper"] == id_]
+    assert set(kept(second)) == set(kept(alone))
+    assert second.metrics["repeats_of_earlier"] == 0
+
+
+def test_a_crawl_of_which_nothing_stays_is_an_error(bench: Workbench):
+    first = run(bench, shards({"a": " ".join(prose(1))}))
+    documents = bench.run(given, shards({"b": " ".join(prose(1))}))
+    with pytest.raises(InputError, match="keeps none of 1 documents: earlier crawls hold all"):
+        bench.run(dedup, DedupConfig(), documents, [first])
+
+
 def test_a_crawl_of_other_settings_or_with_a_cut_sketch_is_refused(bench: Workbench):
     first = run(bench, shards(texts()))
     documents = bench.run(given, shards({"a": " ".join(prose(1))}))

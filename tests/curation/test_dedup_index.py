@@ -1,5 +1,7 @@
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from lmpipe.artifacts.alias import list_aliases
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation import dedup_index as module
@@ -73,3 +75,21 @@ def test_what_does_not_fit_is_refused(bench: Workbench):
     bench.store.delete(f"dedup/{first.id}/manifest.json")
     with pytest.raises(StoreError, match=r"is gone: take it out"):
         open_index(bench.store, "web")
+
+
+def test_an_index_that_lost_a_crawl_takes_it_out_and_goes_on(bench: Workbench):
+    first, second = crawl(bench, range(2)), crawl(bench, range(2, 4))
+    add_crawl(bench.store, "web", first.id)
+    bench.store.delete(f"dedup/{first.id}/manifest.json")
+    assert add_crawl(bench.store, "web", second.id) == [first.id, second.id]
+    done = CliRunner().invoke(
+        app, ["dedup-index", "web", "--remove", first.id[:12], "--store", bench.store.root]
+    )
+    assert done.exit_code == 0 and done.output.split() == [f"dedup/{second.id}"]
+    assert [found.id for found in open_index(bench.store, "web")] == [second.id]
+
+
+def test_a_mistyped_index_is_named_beside_the_known_ones(bench: Workbench):
+    add_crawl(bench.store, "web", crawl(bench, range(2)).id)
+    with pytest.raises(ConfigError, match="no index 'wep' of earlier crawls; known are: web"):
+        open_index(bench.store, "wep")

@@ -8,7 +8,7 @@ from flows.cli import app
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
-from lmpipe.errors import ConfigError, StoreError
+from lmpipe.errors import ConfigError, InputError, StoreError
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import CopyConfig, CountConfig, copy, count
 
@@ -75,3 +75,49 @@ def test_why_says_when_no_ledger_knows_a_document(store, documents):
     build(copy, CopyConfig(), {"documents": documents}, store=store, runtime=Runtime())
     with pytest.raises(StoreError, match="no ledger"):
         command("why", "0" * 32, "--store", store.root)
+
+
+def test_a_damaged_manifest_is_named_and_the_other_artifacts_are_still_seen(store, documents):
+    store.create("odd/0123/manifest.json", b"{")
+    assert documents.id in command("ls", "--store", store.root)
+    result = CliRunner().invoke(app, ["verify", "--store", store.root])
+    assert result.exit_code == 1
+    assert "odd/0123/manifest.json is not JSON" in result.output.replace("\n", "")
+    assert "1 bad objects" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('sources.crawl.paths=["a', "is no YAML value"),
+        ("stage_runtime.select.stop_host_documents=abc", "stop_host_documents"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_an_error_that_names_its_key(store, change, said):
+    root = f"store.root={store.root}"
+    with pytest.raises(ConfigError, match=said):
+        command("plan", "demo", "--set", root, "--set", change)
+
+
+def test_contamination_needs_whole_files_with_something_in_them(tmp_path):
+    import gzip
+
+    texts, items, empty = (
+        tmp_path / name for name in ("texts.jsonl", "items.jsonl", "empty.jsonl")
+    )
+    texts.write_text('{"text": "a question of some words"}\n')
+    items.write_text('{"question": "one two three four five six seven eight", "answer": "nine"}\n')
+    empty.write_text("")
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(texts.read_bytes() * 50)[:-9])
+    to = ("--to", str(tmp_path / "report.json"))
+    for file, benchmark, said in (
+        (texts, empty, "no eval items in"),
+        (empty, items, "no records in"),
+        (cut, items, r"cut\.jsonl\.gz is no whole gzip file"),
+    ):
+        with pytest.raises(InputError, match=said):
+            command("contamination", str(file), "--benchmarks", str(benchmark), *to)
+    assert not (tmp_path / "report.json").exists()
+    missing = CliRunner().invoke(app, ["contamination", "none", "--benchmarks", str(items)])
+    assert missing.exit_code == 2 and "does not exist" in missing.output
