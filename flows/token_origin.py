@@ -33,7 +33,7 @@ def token_rows(store: Store, artifact: str, token: str) -> list[dict[str, Any]]:
     shards = _shards(_found(store, artifact or "shards"))
     name, separator, offset = token.rpartition(":")
     if not separator or not offset.isdecimal():
-        raise ConfigError(f"--token {token!r} must be SHARD:OFFSET, such as train/00000-000:17")
+        raise ConfigError(f"--token {token!r} must be SHARD:OFFSET, such as train/00001-000:17")
     split, _, shard = name.rpartition("/")
     index = SplitIndex.of(shards, split or "train")
     place = index.place(shard, int(offset))
@@ -107,7 +107,8 @@ def _origins(shards: TokenShards, where: dict[str, str]) -> dict[str, dict[str, 
                 filters=[("id", "in", wanted)],
             )
         for row in table.to_pylist():
-            found[row.pop("id")] = {k: v for k, v in row.items() if v is not None}
+            document = row.pop("id")
+            found[document] = {k: v for k, v in row.items() if v is not None}
     return found
 
 
