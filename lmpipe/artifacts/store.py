@@ -240,9 +240,16 @@ class Store:
                     f"{self.url(path)}: no answer after {S3_ATTEMPTS} tries ({error}); see whether "
                     "the object store runs, and AWS_ENDPOINT_URL"
                 ) from error
-            if not isinstance(error, PermissionError) and (self.is_local or not _lacks_key(error)):
+            refused = isinstance(error, PermissionError) or (
+                isinstance(error, OSError) and error.errno == errno.EROFS
+            )
+            if not refused and (self.is_local or not _lacks_key(error)):
                 raise
-            remedy = "file permissions" if self.is_local else "the AWS credentials and their rights"
+            remedy = (
+                "file permissions and mount"
+                if self.is_local
+                else "the AWS credentials and their rights"
+            )
             raise StoreError(f"{self.url(path)}: access refused ({error}); see {remedy}") from error
 
     def _writes(self) -> "_Conditional":

@@ -221,6 +221,7 @@ def _nothing_kept(records: list[ShardRecord], num_input: int) -> str:
         return "select got no documents; look at what the stage before removed"
     rule, count = _totals(records, "first").most_common(1)[0]
     return (
-        f"select kept none of {num_input} documents. {rule} removed most: {count}. Loosen "
-        "that bound, or look at `lmpipe show` of the signals"
+        f"select kept none of {num_input} documents. {rule} removed most: {count}. Loosen its "
+        "bound in the recipe's `select`; `lmpipe whatif signals --set KEY=VALUE` shows what that "
+        "would keep"
     )
