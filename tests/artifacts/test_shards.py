@@ -38,6 +38,8 @@ def test_slurm_jobs_are_rendered_submitted_once_and_give_the_same_bytes(
     for name in ("sbatch", "scontrol"):
         (bin_ / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    # A node imports the stage by its name; this one's module is installed nowhere.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     runtime = Runtime(
         executor="slurm", workers=2, scratch=str(tmp_path / "shared"), slurm_partition="cpu"
     )
