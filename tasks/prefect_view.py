@@ -103,7 +103,10 @@ class PrefectView:
             report.read_bytes("report.md").decode(), key="report-text", description=self._name
         )
         link = report.link("report.html", REPORT_LINK_SECONDS)
-        create_link_artifact(link, link_text="report.html", key="report", description=self._name)
+        # "report" is the key of the stage's own summary.
+        create_link_artifact(
+            link, link_text="report.html", key="report-page", description=self._name
+        )
 
     def _work(self) -> None:
         while (event := self._queue.get()) is not None:

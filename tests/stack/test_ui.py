@@ -85,7 +85,7 @@ def test_a_report_is_linked_from_its_run_and_readable_in_the_ui(
     ui.screenshot("report-artifacts")
     body = {"artifacts": {"flow_run_id": {"any_": [run]}}}
     found = {a["key"]: a for a in deployed.request("POST", "/artifacts/filter", body)}
-    link = found["report"]["data"]
+    link = found["report-page"]["data"]
     assert str(tmp_path / "store") in link and link.endswith("report.html)")
 
     ui.open(page(deployed, f"artifacts/artifact/{found['report-text']['id']}"))
