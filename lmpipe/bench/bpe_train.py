@@ -16,10 +16,8 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.artifacts.provenance import provenance
+from lmpipe.bench import Row, row
 from lmpipe.errors import InputError
-
-Row = dict[str, Any]
 
 
 class Options(BaseModel):
@@ -62,15 +60,6 @@ def run(options: dict[str, Any]) -> list[Row]:
             peak = max(memory for _, memory in runs)
             rows.append(row("bpe_train", impl, case, "peak_memory", peak, "MB"))
     return rows
-
-
-def row(bench: str, impl: str, case: str, metric: str, value: float, unit: str) -> Row:
-    """Return one row of a benchmark's result."""
-    commit = provenance("", 0.0, devices=[], bytes_read=0, reason="").git_commit
-    return {
-        "bench": bench, "impl": impl, "case": case, "metric": metric,
-        "value": round(value, 4), "unit": unit, "device": "cpu", "commit": commit,
-    }  # fmt: skip
 
 
 def implementations(peers: bool) -> list[str]:

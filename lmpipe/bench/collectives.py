@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.model.communication import Collective, bus_bandwidth
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ def run(options: dict[str, Any]) -> list[Row]:
         for (name, size), seconds in times[0].items():
             case = f"{name} {size} B, {settings.ranks} ranks"
             bus = bus_bandwidth(name, size, seconds, settings.ranks)
-            rows += [
+            device = torch.cuda.get_device_name() if backend == "nccl" else "cpu"
+            made = [
                 row(BENCH, backend, case, "time", seconds * 1e6, "us"),
                 row(BENCH, backend, case, "algorithm bandwidth", size / seconds / 1e9, "GB/s"),
                 row(BENCH, backend, case, "bus bandwidth", bus / 1e9, "GB/s"),
             ]
+            rows += [one | {"device": device} for one in made]
     return rows
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.curation.clusters import Clusters, join_keys
 from lmpipe.curation.minhash import band_keys
 

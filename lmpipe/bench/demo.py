@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 
 BENCH = "demo"
 SAMPLE_SECONDS = 2.0  # reading smaps of seven processes costs 0.1 s of CPU

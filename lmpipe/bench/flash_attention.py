@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.errors import ConfigError
 from lmpipe.kernels import flash_attention_settings as settings
 from lmpipe.kernels.flash_attention import Pattern, document_bounds, flash_attention

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.artifacts.source import SourceSpec, pin
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.curation.language import LanguageIdentifier, load_fasttext, normalise_language
 from lmpipe.curation.signals import SignalsConfig
 from lmpipe.errors import InputError

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.curation.minhash import HashFamily, band_keys, match_probability, signatures
 from lmpipe.curation.word_hashes import Words, hash_words, ngram_hashes
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def run(options: dict[str, Any]) -> list[Row]:
         apart = max(abs(rate - best[settings.widths[0]]) for rate in best.values())
         rows.append(row(BENCH, "lmpipe", kind, "largest distance from the base", apart, "steps"))
     rows.append(row(BENCH, "lmpipe", "all", "time", time.perf_counter() - started, "s"))
-    return rows
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    return [made | {"device": name} for made in rows]
 
 
 def shape(settings: Options, kind: Parametrisation, width: int) -> ModelConfig:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.curation.pii import TYPES, find, iban_end, luhn
 from lmpipe.curation.words import split_sentences
 from lmpipe.errors import InputError

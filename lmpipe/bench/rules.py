@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.curation.measures import measure
 from lmpipe.curation.rules import Thresholds, broken_rules
 from lmpipe.curation.words import Spans

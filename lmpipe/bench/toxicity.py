@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store
-from lmpipe.bench.bpe_train import Row, row
+from lmpipe.bench import Row, row
 from lmpipe.curation.quality_classifier import QualityClassifierConfig, quality_classifier
 from lmpipe.runtime import Runtime
 

@@ -6,9 +6,9 @@ looked at after each.
 """
 
 import json
-import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.architecture.modules import REPOSITORY, config_modules, modules, stages
@@ -78,17 +78,13 @@ def test_plan_answers_within_three_seconds(tmp_path: Path) -> None:
         f"store.root=file://{tmp_path}",
     ]
     seconds = []
-    for _ in range(3):  # the best of three: the first compiles bytecode
-        before = _cpu_seconds_of_children()
+    for _ in range(
+        3
+    ):  # the best of three: the first compiles bytecode, any may meet a busy machine
+        started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-        seconds.append(_cpu_seconds_of_children() - before)
+        seconds.append(time.perf_counter() - started)
         assert done.returncode == 0, done.stderr
     assert min(seconds) < 3, (
         f"took {min(seconds):.1f} s; see `python -X importtime -m flows.cli plan demo`"
     )
-
-
-def _cpu_seconds_of_children() -> float:
-    """Return the CPU time so far; on an idle machine a plan takes no other time than this."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -8,12 +8,33 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic import Field
 
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Checkpoint
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.runtime import Runtime
+from lmpipe.training import launch
 from lmpipe.training.launch import parse_hostfile, resolve_num_ranks, run_ranks
 
 ENTRIES = "tests.training.rank_entries"
+
+
+class RankedConfig(StageConfig):
+    """A job that its ranks do at once."""
+
+    folder: str = Field(description="Where the ranks note what they do.")
+
+
+@stage(version=1, kind="statistical")
+def ranked(out: Output[Checkpoint], config: RankedConfig, *, runtime: Runtime) -> Checkpoint:
+    """Let ranks report and write what rank 0 said."""
+    job = {"folder": config.folder, "word": "ja"}
+    out.write_json("meta.json", run_ranks(f"{ENTRIES}:report", job, out, runtime))
+    return out.commit()
 
 
 class Recorder:
@@ -158,3 +179,19 @@ def test_several_hosts_are_refused_and_one_gives_its_slots(tmp_path: Path):
     hostfile.write_text("localhost slots=2\nfar slots=2\n")
     with pytest.raises(ConfigError, match=r"far.*not supported yet"):
         resolve_num_ranks(Runtime(hostfile=str(hostfile)), "cpu")
+
+
+def test_a_stage_whose_ranks_hold_gpus_is_charged_for_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """From the driver's names to the manifest; the ranks themselves touch no device."""
+    monkeypatch.setattr(launch, "resolve_device", lambda runtime: "cuda")
+    monkeypatch.setattr(launch, "gpu_names", lambda: [f"cuda:{n} NVIDIA H200" for n in range(4)])
+    store = Store(str(tmp_path / "store"))
+    config = RankedConfig(folder=str(tmp_path))
+    made = build(ranked, config, {}, store=store, runtime=Runtime(ranks=2))
+    said = made.manifest.provenance
+    assert said.devices == ["cuda:0 NVIDIA H200", "cuda:1 NVIDIA H200"]
+    rounding = 2 * 0.001 / 3600  # a manifest gives milliseconds
+    assert said.gpu_hours == pytest.approx(2 * said.seconds / 3600, abs=rounding)
+    assert said.seconds > 0.1
