@@ -140,7 +140,7 @@ def test_a_failed_run_and_each_alarm_are_told_with_their_numbers(
     expected = {
         "lmpipe.training.spike": {"step": 70, "loss": 9.0, "median": 2.0, "deviation": 0.01},
         "lmpipe.curation.low-yield": {"documents": 1000, "kept": 3, "limit": 0.02},
-        "lmpipe.curation.contamination": {"documents": 100, "removed": 30, "limit": 0.05},
+        "lmpipe.curation.contamination": {"documents": 100, "flagged": 30, "limit": 0.05},
     }
     for event, values in expected.items():
         webhook, slack = office.told(event, run)
