@@ -20,7 +20,8 @@ COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit
 
 def run_benchmark(console: Console, name: str, to: Path | None, options: list[str]) -> None:
     """Run one benchmark, or list them all if the name is empty."""
-    known = sorted(module.name for module in pkgutil.iter_modules(lmpipe.bench.__path__))
+    modules = pkgutil.iter_modules(lmpipe.bench.__path__)
+    known = sorted(module.name for module in modules if not module.name.startswith("_"))
     if not name:
         for each in known:
             summary = (importlib.import_module(f"lmpipe.bench.{each}").__doc__ or "").split("\n")[0]

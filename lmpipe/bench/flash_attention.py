@@ -4,14 +4,16 @@ TFLOP/s on random bf16 data, each the median of 20 calls timed by events. Only v
 query and key count as work, 4 K FLOPs forward and 10 K backward each, so a window or packed
 documents that cost more than their area show as a lower rate. torch's flash and cuDNN take neither.
 
-`--tune` measures the tiles of TILES instead and rewrites this device's part of
-lmpipe/kernels/flash_attention_settings.json.
+Kernels are compiled beforehand, by many processes that share the device; then nothing else runs.
+`--tune` measures tiles instead: see _flash_attention_tuning.
 """
 
 import functools
 import itertools
+import multiprocessing
+import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmpipe.bench import Row, row
 from lmpipe.errors import ConfigError
-from lmpipe.kernels import flash_attention_settings as settings
 from lmpipe.kernels.flash_attention import Pattern, document_bounds, flash_attention
-from lmpipe.kernels.flash_attention_launch import HOPPER_KERNELS
 
 BENCH = "flash_attention"
 NUM_TOKENS = 16_384
@@ -46,6 +46,9 @@ class Options(BaseModel):
         description="causal and full; causal with 4 query heads a key head, window, documents.",
     )
     impls: list[str] = Field(list(IMPLEMENTATIONS), description="Whom to measure.")
+    compilers: int = Field(
+        max(1, (os.cpu_count() or 2) - 2), ge=1, description="Processes that compile beforehand."
+    )
     tune: bool = Field(False, description="Find the best tiles and write them down.")
 
 
@@ -107,14 +110,42 @@ def run(options: dict[str, Any]) -> list[Row]:
     if not torch.cuda.is_available():
         raise ConfigError("flash_attention is measured on a CUDA device; there is none here")
     if chosen.tune:
-        return tune(chosen)
-    rows = []
-    for kind, size, length in itertools.product(chosen.kinds, chosen.head_sizes, chosen.lengths):
-        shape = Shape(length, size, kind)
-        for impl in chosen.impls:
-            if is_able(impl, shape):
-                rows += rows_of(impl, shape, *measure(impl, shape))
-    return rows
+        from lmpipe.bench._flash_attention_tuning import tune
+
+        return tune(chosen.head_sizes, chosen.compilers)
+    shapes = [
+        Shape(length, size, kind)
+        for kind, size, length in itertools.product(chosen.kinds, chosen.head_sizes, chosen.lengths)
+    ]
+    pairs = [(impl, shape) for shape in shapes for impl in chosen.impls if is_able(impl, shape)]
+    # cuDNN and flash come compiled. A shape's own first call, with what it stores, is no work.
+    compile_beforehand(
+        prepare, [pair for pair in pairs if pair[0] in ("lmpipe", "flex")], chosen.compilers
+    )
+    return [row for pair in pairs for row in rows_of(*pair, *measure(*pair))]
+
+
+def compile_beforehand(
+    function: Callable[..., object], jobs: Iterable[tuple[object, ...]], num_processes: int
+) -> None:
+    """Call a function of a module on every job, in processes: the caches on disk are then full.
+
+    What fails here fails again, with its reason, where it is measured.
+    """
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(num_processes) as pool:
+        calls = [pool.apply_async(_quietly, (function, job)) for job in jobs]
+        for call in calls:
+            call.get()
+
+
+def _quietly(function: Callable[..., object], job: tuple[object, ...]) -> None:
+    try:
+        function(*job)
+    except Exception as error:  # of any compiler
+        print(f"{job}: {type(error).__name__}")
+    finally:
+        torch.cuda.empty_cache()  # many processes share the device
 
 
 def is_able(impl: str, shape: Shape) -> bool:
@@ -236,86 +267,3 @@ def _flex(shape: Shape) -> Callable[..., torch.Tensor]:
         return out.transpose(1, 2)
 
     return flex
-
-
-# --- tuning -------------------------------------------------------------------------------------
-
-Numbers = tuple[int, int, int, int, int | None]
-_SMALL: list[Numbers] = [
-    (t, s, 4, stages, registers)
-    for t, s in ((64, 64), (64, 128), (128, 64))
-    for stages in (1, 2, 3)
-    for registers in (None, 168)
-]
-_LARGE: list[Numbers] = [
-    (t, s, 8, stages, None) for t, s in ((128, 64), (64, 64), (64, 32)) for stages in (1, 2, 3)
-]
-# Candidates: queries, keys, warps, stages, registers. What does not fit the device is passed over.
-TILES: dict[settings.Kernel, dict[settings.Direction, list[Numbers]]] = {
-    "triton": {direction: [*_SMALL, *_LARGE] for direction in settings.DEFAULTS},
-    "hopper": {
-        "forward": [(128, s, 4, stages, 240) for s in (64, 128) for stages in (2, 3, 4)],
-        "grad_key_value": [(t, 128, 4, stages, 240) for t in (32, 64) for stages in (2, 3)],
-        "grad_query": [(128, s, 4, stages, 240) for s in (64, 128) for stages in (2, 3, 4)],
-    },
-    "hopper_small": {
-        "forward": [(64, s, 4, stages, 168) for s in (64, 128) for stages in (2, 3)],
-        "grad_key_value": [],
-        "grad_query": [],
-    },
-}
-SHORT, LONG = 2048, 8192
-KERNELS: tuple[settings.Kernel, ...] = ("triton", *HOPPER_KERNELS)
-
-
-def tune(chosen: Options) -> list[Row]:
-    """Time every candidate and write the best; the other directions keep their tiles meanwhile."""
-    device = "{}.{}".format(*torch.cuda.get_device_capability())
-    table = settings.table()
-    if device not in table:
-        table[device] = {
-            direction: {str(size): [(None, "triton", tile[:5])] for size, tile in tiles.items()}
-            for direction, tiles in settings.DEFAULTS.items()
-        }
-    rows: list[Row] = []
-    for direction, size in itertools.product(settings.DEFAULTS, chosen.head_sizes):
-        found: list[tuple[float, settings.Entry, int]] = []
-        for kernel in KERNELS:
-            for longest, length in ((SHORT, SHORT), (None, LONG)):
-                timed = [
-                    (_try(table[device][direction], (kernel, numbers), direction, size, length), n)
-                    for n, numbers in enumerate(TILES[kernel][direction])
-                ]
-                if not timed or min(timed)[0] == float("inf"):
-                    continue
-                best, number = min(timed)
-                numbers = TILES[kernel][direction][number]
-                found.append((best, (longest, kernel, numbers), length))
-                case = f"{direction} K={size} S={length} {kernel}"
-                rows.append(row(BENCH, "lmpipe", case, str(numbers), best * 1e3, "ms"))
-        # By length, then the fastest first; Triton's own stay as what always applies.
-        found.sort(key=lambda entry: (entry[2], entry[0]))
-        table[device][direction][str(size)] = [entry for _, entry, _ in found]
-    settings.write(table)
-    return rows
-
-
-def _try(
-    tiles: settings.Rows,
-    candidate: tuple[settings.Kernel, Numbers],
-    direction: settings.Direction,
-    head_size: int,
-    length: int,
-) -> float:
-    """Return the seconds of a call that uses the candidate; infinity where it does not run."""
-    before = tiles[str(head_size)]
-    tiles[str(head_size)] = [(None, *candidate), *before]
-    shape = Shape(length, head_size)
-    try:
-        forward, backward = prepare("lmpipe", shape)
-        return seconds(forward if direction == "forward" else backward)
-    except Exception as error:  # out of registers or shared memory: Triton's errors vary by version
-        print(f"{direction} {shape} {candidate}: {type(error).__name__}")
-        return float("inf")
-    finally:
-        tiles[str(head_size)] = before

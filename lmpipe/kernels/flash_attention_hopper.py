@@ -173,15 +173,22 @@ def _copy_tiles(
 
 @gluon.jit
 def _softmax(
-    score, row_sum, row_max, first_T, end_T, first_key, to_log2,
+    score, row_sum, row_max, visible, first_key, to_log2,
     LOWER: gl.constexpr, UPPER: gl.constexpr, BLOCK_S: gl.constexpr, SCORE: gl.constexpr,
 ):
-    """One step of the online softmax: weights, the decay of older sums, new sum and maximum."""
+    """One step of the online softmax: weights, the decay of older sums, new sum and maximum.
+
+    A mask costs as much as the softmax itself: only tiles that an edge crosses pay, each its own.
+    """
+    first_T, end_T, edge = visible
     row_S = first_key + gl.arange(0, BLOCK_S, gl.SliceLayout(0, SCORE))
     if LOWER:
-        score = gl.where(row_S[None, :] >= first_T[:, None], score, float("-inf"))
-    if UPPER:
-        score = gl.where(row_S[None, :] < end_T[:, None], score, float("-inf"))
+        inside = (row_S[None, :] >= first_T[:, None]) & (row_S[None, :] < end_T[:, None])
+        score = gl.where(inside, score, float("-inf"))
+    elif UPPER:
+        # Decided while it runs: a loop of its own for these few tiles cost 6% at S=2k.
+        if first_key >= edge:
+            score = gl.where(row_S[None, :] < end_T[:, None], score, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(score, 1) * to_log2)
     shift = new_max
     if LOWER or UPPER:
@@ -213,7 +220,7 @@ def matrix(tiles, slot, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
 @gluon.jit
 def _walk(
     acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-    key_ready, key_free, value_ready, value_free, first_T, end_T, start_at, stop_at, to_log2,
+    key_ready, key_free, value_ready, value_free, visible, start_at, stop_at, to_log2,
     LOWER: gl.constexpr, UPPER: gl.constexpr, STAGES: gl.constexpr, BLOCK_S: gl.constexpr,
     SCORE: gl.constexpr, OUT: gl.constexpr, KEY: gl.constexpr,
 ):
@@ -232,7 +239,7 @@ def _walk(
         acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)
         score = warpgroup_mma_wait(1, [score])
         new_weight, decay, row_sum, row_max = _softmax(
-            score, row_sum, row_max, first_T, end_T, first_key, to_log2,
+            score, row_sum, row_max, visible, first_key, to_log2,
             LOWER, UPPER, BLOCK_S, SCORE,
         )
         acc, weight = warpgroup_mma_wait(0, [acc, weight])
@@ -279,6 +286,7 @@ def _attend(
             row_T, bounds_ptr + batch.to(gl.int64) * T, bounds_stride, T, S, window,
             CAUSAL, WINDOWED, PACKED,
         )
+        visible = (first_T, end_T, edge)
         acc = gl.zeros([64, KP], gl.float32, OUT)
         row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORE))
         row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE))
@@ -295,32 +303,23 @@ def _attend(
             barrier()
             mbarrier.arrive(key_free.index(slot))
             new_weight, _decay, row_sum, row_max = _softmax(
-                score, row_sum, row_max, first_T, end_T, begin, to_log2,
-                LOWER, UPPER, BLOCK_S, SCORE,
+                score, row_sum, row_max, visible, begin, to_log2, LOWER, UPPER, BLOCK_S, SCORE
             )
             weight = gl.convert_layout(new_weight.to(dtype), gl.DotOperandLayout(0, OUT, 2))
             i += 1
-            start_at = begin + BLOCK_S
             if LOWER:
                 acc, weight, row_sum, row_max, i = _walk(
                     acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-                    key_ready, key_free, value_ready, value_free, first_T, end_T,
-                    start_at, gl.minimum(whole, end), to_log2,
+                    key_ready, key_free, value_ready, value_free, visible,
+                    begin + BLOCK_S, gl.minimum(whole, end), to_log2,
                     True, True, STAGES, BLOCK_S, SCORE, OUT, KEY,
                 )
             acc, weight, row_sum, row_max, i = _walk(
                 acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-                key_ready, key_free, value_ready, value_free, first_T, end_T,
-                gl.maximum(start_at, whole), edge, to_log2,
-                False, False, STAGES, BLOCK_S, SCORE, OUT, KEY,
+                key_ready, key_free, value_ready, value_free, visible,
+                gl.maximum(begin + BLOCK_S, whole), end, to_log2,
+                False, UPPER, STAGES, BLOCK_S, SCORE, OUT, KEY,
             )
-            if UPPER:
-                acc, weight, row_sum, row_max, i = _walk(
-                    acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-                    key_ready, key_free, value_ready, value_free, first_T, end_T,
-                    gl.maximum(start_at, edge), end, to_log2,
-                    LOWER, True, STAGES, BLOCK_S, SCORE, OUT, KEY,
-                )
             mbarrier.arrive(query_free.index(consumer))
             last = (i - 1) % STAGES
             mbarrier.wait(value_ready.index(last), ((i - 1) // STAGES) & 1)
@@ -416,7 +415,7 @@ def _copy(mat, batch, head, row, ready, tile, pred):
 
 @gluon.jit
 def _small_walk(
-    acc, weight, row_sum, row_max, i, query, tiles, ready, sources, first_T, end_T,
+    acc, weight, row_sum, row_max, i, query, tiles, ready, sources, visible,
     start_at, stop_at, to_log2,
     LOWER: gl.constexpr, UPPER: gl.constexpr, STAGES: gl.constexpr, BLOCK_S: gl.constexpr,
     SCORE: gl.constexpr, OUT: gl.constexpr, KEY: gl.constexpr,
@@ -438,7 +437,7 @@ def _small_walk(
         acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)
         score = warpgroup_mma_wait(1, [score])
         new_weight, decay, row_sum, row_max = _softmax(
-            score, row_sum, row_max, first_T, end_T, first_key, to_log2,
+            score, row_sum, row_max, visible, first_key, to_log2,
             LOWER, UPPER, BLOCK_S, SCORE,
         )
         acc, weight = warpgroup_mma_wait(0, [acc, weight])
@@ -500,6 +499,7 @@ def small_forward_kernel(
         row_T, bounds_ptr + batch.to(gl.int64) * T, bounds_stride, T, S, window,
         CAUSAL, WINDOWED, PACKED,
     )
+    visible = (first_T, end_T, edge)
     acc = gl.zeros([64, KP], gl.float32, OUT)
     row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORE))
     row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE))
@@ -521,28 +521,21 @@ def small_forward_kernel(
         ahead = begin + STAGES * BLOCK_S
         _copy(key_mat, batch, key_head, ahead, key_ready.index(0), key_tile.index(0), ahead < end)
         new_weight, _decay, row_sum, row_max = _softmax(
-            score, row_sum, row_max, first_T, end_T, begin, to_log2, LOWER, UPPER, BLOCK_S, SCORE
+            score, row_sum, row_max, visible, begin, to_log2, LOWER, UPPER, BLOCK_S, SCORE
         )
         weight = gl.convert_layout(new_weight.to(dtype), gl.DotOperandLayout(0, OUT, 2))
         i = 1
-        start_at = begin + BLOCK_S
         if LOWER:
             acc, weight, row_sum, row_max, i = _small_walk(
-                acc, weight, row_sum, row_max, i, query, tiles, ready, sources, first_T, end_T,
-                start_at, gl.minimum(whole, end), to_log2,
+                acc, weight, row_sum, row_max, i, query, tiles, ready, sources, visible,
+                begin + BLOCK_S, gl.minimum(whole, end), to_log2,
                 True, True, STAGES, BLOCK_S, SCORE, OUT, KEY,
             )
         acc, weight, row_sum, row_max, i = _small_walk(
-            acc, weight, row_sum, row_max, i, query, tiles, ready, sources, first_T, end_T,
-            gl.maximum(start_at, whole), edge, to_log2,
-            False, False, STAGES, BLOCK_S, SCORE, OUT, KEY,
+            acc, weight, row_sum, row_max, i, query, tiles, ready, sources, visible,
+            gl.maximum(begin + BLOCK_S, whole), end, to_log2,
+            False, UPPER, STAGES, BLOCK_S, SCORE, OUT, KEY,
         )
-        if UPPER:
-            acc, weight, row_sum, row_max, i = _small_walk(
-                acc, weight, row_sum, row_max, i, query, tiles, ready, sources, first_T, end_T,
-                gl.maximum(start_at, edge), end, to_log2,
-                LOWER, True, STAGES, BLOCK_S, SCORE, OUT, KEY,
-            )
         last = (i - 1) % STAGES
         mbarrier.wait(value_ready.index(last), ((i - 1) // STAGES) & 1)
         acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)

@@ -266,7 +266,7 @@ def _sum_over_queries(
                 grad_key, grad_value, i = _walk_queries(
                     grad_key, grad_value, i, key, value, tiles, barriers, lse_ptr, delta_ptr,
                     first_S, end_S, edge, end, T, to_log2,
-                    LOWER, True, RAGGED, STAGES, BLOCK_T, SCORE, SUM, QUERY,
+                    False, True, RAGGED, STAGES, BLOCK_T, SCORE, SUM, QUERY,
                 )
         barrier()
         mbarrier.arrive(own_free.index(consumer))
@@ -459,7 +459,7 @@ def _sum_over_keys(
         if UPPER:
             grad_query, i = _walk_keys(
                 grad_query, i, query, grad_out, lse, delta, tiles, barriers, first_T, end_T,
-                edge, end, to_log2, LOWER, True, STAGES, BLOCK_S, SCORE, SUM, KEY,
+                edge, end, to_log2, False, True, STAGES, BLOCK_S, SCORE, SUM, KEY,
             )
         barrier()
         mbarrier.arrive(own_free.index(consumer))

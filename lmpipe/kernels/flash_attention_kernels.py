@@ -257,7 +257,7 @@ def forward_kernel(
         acc, row_sum, row_max = attend(
             acc, row_sum, row_max, query, key_mat, value_mat, first_T, end_T,
             edge, end, stride_ks, stride_vs, S, scale,
-            SOFTCAP, LOWER, True, RAGGED, PRECISION, K, KP, BLOCK_S, TMA,
+            SOFTCAP, False, True, RAGGED, PRECISION, K, KP, BLOCK_S, TMA,
         )
 
     divisor = tl.where(row_sum > 0, row_sum, 1.0)
@@ -407,7 +407,7 @@ def grad_key_value_kernel(
                 grad_key, grad_value, key, value, query_mat, grad_out_mat,
                 lse_ptr + row_offset, delta_ptr + row_offset, first_S, end_S,
                 edge, end, stride_qt, stride_gt, T, scale,
-                SOFTCAP, LOWER, True, RAGGED, PRECISION, K, KP, BLOCK_T, TMA,
+                SOFTCAP, False, True, RAGGED, PRECISION, K, KP, BLOCK_T, TMA,
             )
 
     grad_key_ptr += batch * stride_dkb + group * stride_dkg
@@ -508,6 +508,6 @@ def grad_query_kernel(
         grad_query = sum_over_keys(
             grad_query, query, grad_out, lse, delta, key_mat, value_mat, first_T, end_T,
             edge, end, stride_ks, stride_vs, S, scale,
-            SOFTCAP, LOWER, True, RAGGED, PRECISION, K, KP, BLOCK_S, TMA,
+            SOFTCAP, False, True, RAGGED, PRECISION, K, KP, BLOCK_S, TMA,
         )
     store_rows(grad_query_ptr, grad_query * scale, first_query, T, stride_dqt, K, BLOCK_T, KP)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmpipe.errors import ConfigError
 from lmpipe.kernels import flash_attention_kernels as kernels
-from lmpipe.kernels.flash_attention_settings import Direction, Kernel, Tile, tile
+from lmpipe.kernels.flash_attention_settings import Direction, Kernel, Mask, Tile, tile
 
 try:
     from triton.experimental.gluon import language as gluon
@@ -143,6 +143,8 @@ class _Launch:
         self.batch, self.num_queries, self.num_heads, self.head_size = query_BTHK.shape
         self.num_keys, self.num_groups = key_BSGK.shape[1:3]
         self.dtype = query_BTHK.dtype
+        packed = bounds_2BT is not None
+        self.mask: Mask = "packed" if packed else "window" if window > 0 else "dense"
         self.capability = _capability(query_BTHK.device)
         # Without documents the pointer is never read, but has to point somewhere.
         self.bounds = query_BTHK if bounds_2BT is None else bounds_2BT.contiguous()
@@ -164,7 +166,7 @@ class _Launch:
         self.constants = {
             "CAUSAL": causal,
             "WINDOWED": window > 0,
-            "PACKED": bounds_2BT is not None,
+            "PACKED": packed,
             "SOFTCAP": softcap,
             "PRECISION": "ieee" if self.dtype == torch.float32 else "tf32",
             # The copy engine: Hopper on, whole 16-byte units, 16-bit products.
@@ -186,6 +188,7 @@ class _Launch:
             direction,
             padded_head_size=self.padded,
             length=self.num_queries if direction == "grad_key_value" else self.num_keys,
+            mask=self.mask,
             dtype=self.dtype,
             capability=self.capability,
             kernels=self.kernels,

@@ -1,4 +1,4 @@
-"""Tile sizes of the attention kernels, by device, head size and length, from a table.
+"""Tile sizes of the attention kernels, by device, head size, length and mask, from a table.
 
 A table instead of autotuning at run time: the same kernel, and so the same bits, every run and on
 every rank, and no search in the first step. flash_attention_settings.json holds what was measured;
@@ -24,6 +24,9 @@ T = TypeVar("T")
 Direction = Literal["forward", "grad_key_value", "grad_query"]
 # "triton": any GPU. "hopper": two warpgroups and a copying warp. "hopper_small": one warpgroup.
 Kernel = Literal["triton", "hopper", "hopper_small"]
+# What a row sees: all of one side ("dense", causal or not), or a narrow band. Short walks want
+# small tiles and several blocks an SM, long ones large tiles.
+Mask = Literal["dense", "window", "packed"]
 
 
 class Tile(NamedTuple):
@@ -54,6 +57,7 @@ def tile(
     *,
     padded_head_size: int,
     length: int,
+    mask: Mask,
     dtype: torch.dtype,
     capability: tuple[int, int],
     kernels: Collection[Kernel],
@@ -67,8 +71,8 @@ def tile(
     by_size = {int(size): rows for size, rows in measured[direction].items()}
     return next(
         Tile(*numbers, kernel=kernel)
-        for longest, kernel, numbers in _at_least(by_size, padded_head_size)
-        if (longest is None or length <= longest) and kernel in kernels
+        for masks, longest, kernel, numbers in _at_least(by_size, padded_head_size)
+        if masks in (mask, None) and (longest is None or length <= longest) and kernel in kernels
     )
 
 
@@ -76,8 +80,8 @@ def _at_least(by_size: dict[int, T], size: int) -> T:
     return by_size[min(known for known in by_size if known >= size)]
 
 
-# Longest length (None: any), kernel, the numbers of a Tile.
-Entry = tuple[int | None, Kernel, tuple[int, int, int, int, int | None]]
+# Mask and longest length (None: any), kernel, the numbers of a Tile.
+Entry = tuple[Mask | None, int | None, Kernel, tuple[int, int, int, int, int | None]]
 # Padded head size -> entries; the first that fits counts.
 Rows = dict[str, list[Entry]]
 
@@ -93,10 +97,12 @@ def write(measured: dict[str, dict[Direction, Rows]]) -> None:
     """Write the table, an entry a line."""
     text = json.dumps(measured, indent=2)
     # Entries end three lists deep: join what indent put on lines of its own.
-    text = re.sub(r"\[\s+(null|\d+),\s+(\"\w+\"),\s+\[([^\]]+)\]\s+\]", _entry, text)
+    text = re.sub(
+        r"\[\s+(null|\"\w+\"),\s+(null|\d+),\s+(\"\w+\"),\s+\[([^\]]+)\]\s+\]", _entry, text
+    )
     TABLE.write_text(text + "\n")
 
 
 def _entry(match: re.Match[str]) -> str:
-    numbers = ", ".join(match[3].replace(",", " ").split())
-    return f"[{match[1]}, {match[2]}, [{numbers}]]"
+    numbers = ", ".join(match[4].replace(",", " ").split())
+    return f"[{match[1]}, {match[2]}, {match[3]}, [{numbers}]]"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmpipe.bench import _flash_attention_tuning as tuning
 from lmpipe.bench import flash_attention as bench
 from lmpipe.errors import ConfigError
 from lmpipe.kernels import flash_attention_settings as settings
@@ -31,39 +32,55 @@ def test_refuses_to_measure_without_a_device() -> None:
         bench.run({})
 
 
-def test_tuning_writes_the_fastest_tile_by_length(
+def test_tuning_writes_the_fastest_tile_by_mask_and_length(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # A device nobody has measured; short walks like few stages, long ones many.
-    def try_(tiles, candidate, direction, head_size, length):
-        kernel, (queries, keys, warps, stages, registers) = candidate
-        wanted = 1 if length == bench.SHORT else 3
-        wrong = (queries, keys, warps, registers) != (64, 64, 4, None)
-        return float("inf") if wrong else 1.0 + abs(stages - wanted) + (kernel != "triton")
+    # A device nobody has measured; short walks like few stages, windows small tiles, and only
+    # Triton's kernels take everything.
+    def time(direction, shape, candidate):
+        kernel, (queries, keys, _, stages, registers) = candidate
+        wanted = (64, 64 if shape.kind == "window" else 128, 2 if shape.length == 1024 else 3, None)
+        given = (queries, keys, stages, registers)
+        wrong = sum(a != b for a, b in zip(wanted, given, strict=True))
+        return wrong + 0.5 * (kernel == "triton")
 
-    monkeypatch.setattr(bench, "_try", try_)
-    monkeypatch.setattr(bench, "KERNELS", ("triton",))
+    kernels = ("triton", "hopper_small")
+    monkeypatch.setattr(tuning, "_time", time)
+    monkeypatch.setattr(tuning, "compile_beforehand", lambda *_: None)
+    monkeypatch.setattr(tuning, "KERNELS", kernels)
+    every = [(64, keys, 4, stages, None) for keys in (64, 128) for stages in (2, 3)]
+    tiles = {
+        "triton": dict.fromkeys(settings.DEFAULTS, every),
+        "hopper_small": {direction: [(64, 128, 4, 2, None)] for direction in settings.DEFAULTS},
+    }
+    monkeypatch.setattr(tuning, "TILES", tiles)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     before = settings.TABLE.read_text()
     (tmp_path / "table.json").write_text(before)
     monkeypatch.setattr(settings, "TABLE", tmp_path / "table.json")
     settings.table.cache_clear()
     try:
-        rows = bench.tune(bench.Options(head_sizes=[64]))
+        tuning.tune([64], 1)
         settings.table.cache_clear()
-        for length, stages in ((512, 1), (2048, 1), (2049, 3), (16_384, 3)):
-            for direction in settings.DEFAULTS:
-                found = settings.tile(
-                    direction,
-                    padded_head_size=64,
-                    length=length,
-                    dtype=torch.bfloat16,
-                    capability=(8, 0),
-                    kernels=("triton",),
-                )
-                assert found == settings.Tile(64, 64, 4, stages)
+
+        def found(length: int, mask: settings.Mask, kernels: tuple[settings.Kernel, ...]):
+            return settings.tile(
+                "forward",
+                padded_head_size=64,
+                length=length,
+                mask=mask,
+                dtype=torch.bfloat16,
+                capability=(8, 0),
+                kernels=kernels,
+            )
+
+        for length, stages in ((512, 2), (1024, 2), (1025, 3), (16_384, 3)):
+            assert found(length, "window", kernels) == settings.Tile(64, 64, 4, stages)
+            assert found(length, "dense", ("triton",)) == settings.Tile(64, 128, 4, stages)
+        small = settings.Tile(64, 128, 4, 2, None, "hopper_small")
+        assert found(1024, "dense", kernels) == found(1024, "packed", kernels) == small
+        assert found(1025, "dense", kernels) == settings.Tile(64, 128, 4, 3)
     finally:
         settings.table.cache_clear()
-    assert len(rows) == 6
     written = (tmp_path / "table.json").read_text()
     assert written.startswith(before.rstrip().removesuffix("}").rstrip())  # other devices stay

@@ -181,6 +181,7 @@ def test_every_head_size_has_a_tile_on_every_device(capability: tuple[int, int])
                 direction,
                 padded_head_size=size,
                 length=1000,
+                mask="packed",
                 dtype=dtype,
                 capability=capability,
                 kernels=kernels,

@@ -23,7 +23,7 @@ SCHEDULE = Schedule("cosine", total_steps=8, warmup_steps=2, final_fraction=0.1)
 
 def new_engine(stage: int, context: RankContext) -> TrainingEngine:
     device = join_ranks(context.device)
-    runtime = Runtime(zero_stage=stage, device="cpu")
+    runtime = Runtime(zero_stage=stage, device=context.device)
     return TrainingEngine(TinyModel(), SETTINGS, SCHEDULE, runtime, device=device)
 
 
@@ -41,7 +41,7 @@ def train_step(
     engine: TrainingEngine, step: int, ragged: bool = False, poison: float | None = None
 ) -> StepResult:
     micro_batches = split(engine.world_size, engine.rank, ragged)
-    batches = [sequences(step, numbers or [0]) for numbers in micro_batches]
+    batches = [sequences(step, numbers or [0]).to(engine.device) for numbers in micro_batches]
     for batch, numbers in zip(batches, micro_batches, strict=True):
         if not numbers:
             batch.target_BT.fill_(-100)

@@ -33,6 +33,9 @@ class Batch:
     token_BT: torch.Tensor
     target_BT: torch.Tensor  # -100 where nothing is learnt
 
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.token_BT.to(device), self.target_BT.to(device))
+
 
 def sequences(step: int, numbers: list[int]) -> Batch:
     """Sequences of a step's global batch, of unequal numbers of targets."""
