@@ -23,7 +23,7 @@ Grouped heads are never expanded: query head h reads key head h // (H / G), and 
 head sums over its H / G query heads itself.
 
 Read on in flash_attention_kernels.py (the kernels in Triton, for every GPU), flash_attention_hopper
-(the same in Gluon for Hopper, where it is worth it: 668 TFLOP/s forward for Triton's 499 at K=128)
+(the same in Gluon for Hopper, where it is worth it: 688 TFLOP/s forward for Triton's 499 at K=128)
 and flash_attention_launch.py (tile sizes, launches, the differentiable operator).
 
 Source: Dao, FlashAttention-2 (2023), algorithms 1 and 2; Milakov and Gimelshein, Online normalizer

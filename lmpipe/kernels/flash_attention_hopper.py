@@ -14,9 +14,10 @@ copies by TMA into a ring of buffers, and each program (one an SM) takes block a
 block's tiles arrive while this one's output is written. In `small_forward_kernel` a program is one
 warpgroup that copies for itself, and three of them share an SM.
 
-H200, bf16, causal, TFLOP/s at S = 8k / 2k: K=128 ring 668 / 530, alone 551 / 474, Triton 499 / 401,
-cuDNN 622 / 526; K=64 alone 473 / 395, ring 447 / 335, Triton 447 / 345, cuDNN 455 / 388. Blocks are
-drawn from a counter: dealt out in turn, causal ones differ too much in length (415 / 360 at K=128).
+H200, bf16, causal, TFLOP/s at S = 8k / 2k: K=128 ring 688 / 570, cuDNN 617 / 524; K=64 alone
+489 / 420, cuDNN 458 / 399. Before the last change: K=128 ring 668 / 530, alone 551 / 474, Triton
+499 / 401; K=64 alone 473 / 395, ring 447 / 335, Triton 447 / 345. Blocks are drawn from a counter:
+dealt out in turn, causal ones differ too much in length (415 / 360 at K=128).
 
 The walk, its masked edges and the results are those of flash_attention_kernels.forward_kernel. No
 soft cap here, and head sizes of 33 to 128 only: the rest runs there.
