@@ -138,10 +138,14 @@ def block_activation_bytes(
 
 
 def head_activation_bytes(config: ModelConfig, bytes_per_element: int = 2) -> float:
-    """Bytes per token of the last norm, the logits, and the loss's fp32 copy and its gradient."""
+    """Bytes per token of the last norm, the logits, and the loss in the middle of its backward.
+
+    The loss holds three fp32 numbers per entry of the vocabulary then: the log-probabilities, their
+    gradient, and the gradient of the fp32 logits that is made of both.
+    """
     logits = 2 if config.logit_softcap else 1  # before and after
     elements = 2 * config.d_model + logits * config.vocab_size
-    return bytes_per_element * elements + 8 * config.vocab_size
+    return bytes_per_element * elements + 12 * config.vocab_size
 
 
 def activation_bytes(
@@ -152,9 +156,10 @@ def activation_bytes(
     checkpointing: Checkpointing = "selective",
     bytes_per_element: int = 2,
 ) -> float:
-    """Bytes of the activations of one micro-batch at the end of its forward pass.
+    """Bytes of the activations of one micro-batch when they are most.
 
-    With full checkpointing, one block at a time is made again: its activations are added.
+    That is in the backward of the loss, or, with full checkpointing, when a block has been made
+    again, if it takes more than the loss.
     """
     blocks = [
         block_activation_bytes(
@@ -166,10 +171,11 @@ def activation_bytes(
         )
         for window in layer_windows(config)
     ]
-    per_token = sum(blocks) + head_activation_bytes(config, bytes_per_element)
+    last = head_activation_bytes(config, bytes_per_element)
     if checkpointing == "full":
-        per_token += block_activation_bytes(config, seq_len, bytes_per_element=bytes_per_element)
-    return micro_batch * seq_len * per_token
+        again = block_activation_bytes(config, seq_len, bytes_per_element=bytes_per_element)
+        last = max(last, again)
+    return micro_batch * seq_len * (sum(blocks) + last)
 
 
 def gpt_activation_bytes(

@@ -1,7 +1,4 @@
-"""The memory that a bill names against what a training step holds on one CUDA device.
-
-Not run yet where this was written: no device was left. `make test-gpu` runs it.
-"""
+"""The memory that a bill names against what a training step holds on one CUDA device."""
 
 import gc
 

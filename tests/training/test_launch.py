@@ -46,6 +46,9 @@ class Recorder:
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
+    def use_devices(self, names: list[str]) -> None:
+        self.emit({"type": "devices", "names": names})
+
     def log(self, message: str, level: str = "info") -> None:
         self.emit({"type": "log", "message": message})
 
