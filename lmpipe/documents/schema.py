@@ -40,6 +40,7 @@ SIGNAL_COLUMNS: dict[str, pa.DataType] = {
     # learned scores
     "quality_score": pa.float32(),
     "kenlm_perplexity": pa.float32(),
+    "perplexity_bucket": pa.string(),  # head, middle or tail of its language; select's label
     "toxicity": pa.float32(),
     "nsfw": pa.float32(),
     # lists given from outside

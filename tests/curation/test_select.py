@@ -84,7 +84,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Documen
 
 
 def test_every_signal_has_a_value_for_every_document(shared: tuple[Workbench, Documents]) -> None:
-    optional = {"toxicity", "nsfw", "num_adult_words", "is_blocked"}
+    optional = {"toxicity", "nsfw", "num_adult_words", "is_blocked", "perplexity_bucket"}
     computed = [name for name in SIGNAL_COLUMNS if name not in optional]
     found = columns(shared[1], *computed, "language", "language_score")
     assert len(found["num_words"]) == 61
