@@ -2,12 +2,12 @@
 
 import difflib
 
-import pyarrow.parquet as pq
 from rich.console import Console
 
 from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Documents
+from lmpipe.documents.read import find_rows
 
 MAX_DIFF_LINES = 60
 LINE_WORDS = 16
@@ -46,9 +46,9 @@ def _text_of(bodies: list[Documents], document: str) -> str | None:
     for body in bodies:
         for name in body.names("kept/"):
             with body.open(name) as file:
-                rows = pq.read_table(file, columns=["text"], filters=[("id", "=", document)])
-            if rows.num_rows:
-                return str(rows["text"][0])
+                row = next(find_rows(file, "id", [document], ["text"]), None)
+            if row is not None:
+                return str(row["text"])
     return None
 
 

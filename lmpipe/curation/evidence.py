@@ -11,6 +11,7 @@ from lmpipe.artifacts.output import ShardOutput
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.duplicates import EXACT, NEAR, REASONS, unpack_id
 from lmpipe.documents.ledger import removal
+from lmpipe.documents.read import find_rows
 
 if TYPE_CHECKING:
     from lmpipe.curation.dedup import DedupConfig
@@ -80,7 +81,7 @@ def find_evidence(documents: Documents, document: str) -> dict[str, Any] | None:
     """Return the comparison behind one removal, or None."""
     for name in documents.names("evidence/"):
         with documents.open(name) as file:
-            rows = pq.read_table(file, filters=[("id", "=", document)]).to_pylist()
-        if rows:
-            return dict(rows[0])
+            row = next(find_rows(file, "id", [document]), None)
+        if row is not None:
+            return row
     return None
