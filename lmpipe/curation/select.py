@@ -157,7 +157,7 @@ def select(
     from lmpipe.curation.bounds import find_limits
     from lmpipe.curation.margins import nearest_of
     from lmpipe.curation.perplexity_buckets import joined
-    from lmpipe.curation.yields import check_yields, yields_of
+    from lmpipe.curation.yields import check_hosts, hosts_of
     from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
@@ -168,11 +168,11 @@ def select(
     num_input = count_documents(documents)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("select", num_input, num_kept, gather_parts(out, list(names)))
-    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
     _report(out, records, num_input, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))
-    check_yields(out, "select", yields_of(records, num_input, num_kept), runtime)
+    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
+    check_hosts(out, "select", hosts_of(records), runtime)
     margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
     out.write_json("margins.json", margins)
     out.metric("perplexity_limits", limits.perplexity)
