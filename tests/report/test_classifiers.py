@@ -72,22 +72,23 @@ def test_an_unsafe_page_is_scored_and_dropped_by_the_classifier_of_the_examples(
 
 
 def test_every_classifier_has_a_row_with_its_figures_and_its_threshold(run: Run) -> None:
-    section = classifiers.section(run)
-    table = section.blocks[0]
-    assert isinstance(table, Table)
-    rows = {row["column"]: row for row in rows_of(table)}
+    held_out, taken = classifiers.section(run).blocks[:2]
+    assert isinstance(held_out, Table) and isinstance(taken, Table)
+    measured = {row["finds"]: row for row in rows_of(held_out)}
+    rows = {row["column"]: row for row in rows_of(taken)}
     assert set(rows) == {"quality_score", "nsfw"}
     for artifact in run.of("quality_classifier"):
-        label = artifact.read_json("meta.json")["positive_label"]
-        row = next(row for row in rows.values() if row["finds"] == label)
+        row = measured[artifact.read_json("meta.json")["positive_label"]]
         report = artifact.metrics["held_out"]
-        assert row["precision at 0.5"] == f"{report['precision']:.3f}"
+        for key in ("precision", "recall"):
+            assert row[key] == f"{report[key]:.3f}"
         assert row["calibration error"] == f"{report['calibration_error']:.3f}"
-        held_out = artifact.read_json("held_out.json")
-        assert len(held_out["scores"]) == report["examples"] == int(row["held out"])
-    assert rows["nsfw"]["threshold taken"] == "0.5 (max_nsfw)"
-    assert rows["nsfw"]["precision there"] == rows["nsfw"]["precision at 0.5"]
-    assert rows["quality_score"]["threshold taken"] == "0.3 (min_quality_score)"
+        scores = artifact.read_json("held_out.json")["scores"]
+        assert len(scores) == report["examples"] == int(row["examples"])
+    assert (rows["nsfw"]["bound of select"], rows["nsfw"]["threshold"]) == ("max_nsfw", "0.5")
+    assert rows["nsfw"]["precision there"] == measured["nsfw"]["precision"]
+    assert rows["quality_score"]["bound of select"] == "min_quality_score"
+    assert rows["quality_score"]["threshold"] == "0.3"
     (good,) = [
         artifact.read_json("held_out.json")
         for artifact in run.of("quality_classifier")
@@ -113,7 +114,7 @@ def test_each_classifier_has_its_reliability_scores_and_trade_off_drawn(run: Run
 
 
 def test_a_counted_threshold_and_none_are_said(run: Run) -> None:
-    def threshold(**config: Any) -> str:
+    def threshold(**config: Any) -> tuple[str, str]:
         artifact = run.one("select")
         assert artifact is not None
         changed = artifact.manifest.model_copy(
@@ -124,16 +125,16 @@ def test_a_counted_threshold_and_none_are_said(run: Run) -> None:
         )
         others = [a for a in run.artifacts if a.stage != "select"]
         other = Run([*others, type(artifact)(artifact.store, changed)])
-        table = classifiers.section(other).blocks[0]
+        table = classifiers.section(other).blocks[1]
         assert isinstance(table, Table)
         (row,) = [row for row in rows_of(table) if row["column"] == "quality_score"]
-        return row["threshold taken"]
+        return row["bound of select"], row["threshold"]
 
-    assert threshold(min_quality_score=None) == "none"
+    assert threshold(min_quality_score=None) == ("none", "–")
     top = threshold(min_quality_score=None, top_quality_fraction=0.2)
-    assert top == "0.62 (top_quality_fraction)"
+    assert top == ("top_quality_fraction", "0.62")
     drawn = threshold(min_quality_score=None, quality_pareto_alpha=9.0)
-    assert drawn == "quality_pareto_alpha: a draw, no threshold"
+    assert drawn == ("quality_pareto_alpha (a draw)", "–")
 
 
 def test_the_split_by_perplexity_is_a_table(run: Run) -> None:

@@ -26,7 +26,7 @@ Pairs = list[tuple[float, bool]]
 
 
 def section(run: Run) -> Section:
-    """One row and three charts a classifier."""
+    """A row in each table and three charts a classifier."""
     made = Section(
         "classifiers",
         "Classifiers",
@@ -35,7 +35,7 @@ def section(run: Run) -> Section:
     )
     found = [_read(run, artifact) for artifact in run.of("quality_classifier")]
     if found:
-        made.add(_table(found))
+        made.add(_held_out(found), _taken(found))
     for classifier in found:
         made.add(_charts(classifier))
     return made
@@ -83,38 +83,41 @@ def _bound(run: Run, artifact: Artifact) -> tuple[str, str, float | None]:
             value = select.metrics.get("min_top_quality") if counted and select else config[name]
             return column, name, value
     if column == "quality_score" and config.get("quality_pareto_alpha") is not None:
-        return column, "quality_pareto_alpha: a draw, no threshold", None
+        return column, "quality_pareto_alpha (a draw)", None
     return column, "", None
 
 
-def _table(found: Sequence[_Classifier]) -> Table:
+def _held_out(found: Sequence[_Classifier]) -> Table:
+    figures = ("precision", "recall", "macro_f1", "brier", "calibration_error")
     rows: list[list[Cell | str]] = []
     for classifier in found:
-        held_out = classifier.artifact.metrics.get("held_out") or {}
-        chosen = classifier.threshold
-        precision, recall, _ = classifier.at(chosen) if chosen is not None else (None, None, 0)
-        rows.append(
-            [
-                classifier.label,
-                classifier.column or "–",
-                count(held_out.get("examples")),
-                *(_figure(held_out.get(k)) for k in ("precision", "recall", "macro_f1")),
-                *(_figure(held_out.get(k)) for k in ("brier", "calibration_error")),
-                (f"{number(chosen)} ({classifier.bound})" if chosen is not None
-                 else classifier.bound or "none"),
-                _figure(precision),
-                _figure(recall),
-            ]
-        )  # fmt: skip
+        report = classifier.artifact.metrics.get("held_out") or {}
+        counts = (count(report.get("examples")), count(report.get("positives")))
+        rows.append([classifier.label, *counts, *(_figure(report.get(key)) for key in figures)])
+    columns = ["finds", "examples", "positive", "precision", "recall", "macro-F1", "Brier score"]
     return Table(
-        [
-            "finds", "column", "held out", "precision at 0.5", "recall at 0.5", "macro-F1", "Brier",
-            "calibration error", "threshold taken", "precision there", "recall there",
-        ],
+        [*columns, "calibration error"],
         rows,
-        numeric=(2, 3, 4, 5, 6, 7, 9, 10),
-        caption="Each classifier on its held-out examples",
-    )  # fmt: skip
+        numeric=range(1, 8),
+        caption="On held-out examples, at a threshold of 0.5",
+    )
+
+
+def _taken(found: Sequence[_Classifier]) -> Table:
+    rows: list[list[Cell | str]] = []
+    for classifier in found:
+        at = classifier.threshold
+        precision, recall, _ = classifier.at(at) if at is not None else (None, None, 0)
+        threshold = "–" if at is None else number(at)
+        bound = classifier.bound or "none"
+        name = classifier.column or "–"
+        rows.append([classifier.label, name, bound, threshold, _figure(precision), _figure(recall)])
+    return Table(
+        ["finds", "column", "bound of select", "threshold", "precision there", "recall there"],
+        rows,
+        numeric=(3, 4, 5),
+        caption="At the threshold that select takes",
+    )
 
 
 def _figure(value: float | None) -> str:
@@ -134,7 +137,7 @@ def _reliability(classifier: _Classifier) -> Chart | None:
     lines = [
         Line("perfect", [0.0, 1.0], [0.0, 1.0], 0, faint=True),
         Line(
-            f"{classifier.label}, a dot a tenth of the score",
+            f"{classifier.label}, by tenths",
             [row["mean_score"] for row in bins],
             [row["positive_fraction"] for row in bins],
             1,
