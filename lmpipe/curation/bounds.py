@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lmpipe.curation.select import SelectConfig
 
 
+BAND = "ensemble_band"
 _SAFETY = {
     "max_toxicity": "toxicity",
     "max_nsfw": "nsfw",
@@ -39,14 +40,14 @@ class Verdicts:
     """Which rows of a batch break which bounds, in the order the bounds were applied.
 
     Attributes:
-        buckets: each row's part of its language by perplexity, where the config asks for it; None
-            for rows that an earlier bound removed.
+        labels: columns that the bounds make: each row's part of its language by perplexity, its
+            band of several scores. None and NaN stand in rows that an earlier bound removed.
     """
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self.keep = np.ones(num_rows, dtype=np.bool_)
-        self.buckets: NDArray[np.object_] | None = None
+        self.labels: dict[str, NDArray[Any]] = {}
         self.rules: list[tuple[str, NDArray[np.bool_], NDArray[Any], NDArray[np.float64]]] = []
 
     def add(
@@ -122,7 +123,7 @@ def _judge_bucket(
     kept = np.isin(labels, config.keep)
     bounds = nearest_cuts(values, cuts, config.keep)
     verdicts.add("perplexity_bucket", verdicts.keep & ~kept, values, bounds)
-    verdicts.buckets = labels
+    verdicts.labels[BUCKET] = labels
 
 
 def _judge_ensemble(
@@ -130,6 +131,8 @@ def _judge_ensemble(
 ) -> None:
     columns = {name: _score(verdicts, batch, name, "ensemble") for name in config.columns}
     found = bands(columns, config, limits.edges)
+    found[~verdicts.keep] = np.nan
+    verdicts.labels[BAND] = found
     verdicts.add("ensemble_band", verdicts.keep & (found < config.min_band), found, config.min_band)
 
 
@@ -137,8 +140,8 @@ def _score(verdicts: Verdicts, batch: pa.RecordBatch, name: str, bound: str) -> 
     """Return a column that documents are ranked by; of buckets the head is best."""
     if name != BUCKET:
         return _values(batch, name, bound, verdicts.keep)
-    assert verdicts.buckets is not None, "the config was checked"
-    return np.array([RANKS.get(label, np.nan) for label in verdicts.buckets], dtype=np.float32)
+    ranks = [RANKS.get(label, np.nan) for label in verdicts.labels[BUCKET]]
+    return np.array(ranks, dtype=np.float32)
 
 
 def _known(value: Any) -> float | None:

@@ -149,14 +149,3 @@ def joined(parts: Iterable[Counts]) -> Counts:
         }
         for language in sorted(total, key=lambda name: (-sizes[name], name))
     }
-
-
-def labelled(batch: Any, labels: Sequence[str | None]) -> Any:
-    """Return a batch with its labels as a column."""
-    import pyarrow as pa
-
-    column = pa.array(labels, pa.string())
-    at = batch.schema.get_field_index(COLUMN)
-    if at < 0:  # written before this column was known
-        return batch.append_column(COLUMN, column)
-    return batch.set_column(at, COLUMN, column)

@@ -25,7 +25,7 @@ from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
-    from lmpipe.curation.bounds import Limits
+    from lmpipe.curation.bounds import Limits, Verdicts
 
 
 LEARNED = ("quality_score", "kenlm_perplexity", "toxicity", "nsfw")
@@ -178,6 +178,9 @@ def select(
     out.metric("perplexity_limits", limits.perplexity)
     out.metric("min_top_quality", limits.quality)
     out.metric("ensemble_edges", limits.edges)
+    if config.ensemble is not None:
+        bands = _totals(records, "bands")
+        out.metric("ensemble_bands", {band: bands[band] for band in sorted(bands, key=int)})
     if config.perplexity_buckets is not None:
         out.metric("perplexity_cutoffs", {name: [*cuts] for name, cuts in limits.cutoffs.items()})
         out.metric("perplexity_buckets", joined(record.info["buckets"] for record in records))
@@ -194,11 +197,12 @@ def _select_shard(
     limits: "Limits",
 ) -> None:
     """Decide on one shard; text is copied as it is."""
+    import numpy as np
     import pyarrow as pa
 
-    from lmpipe.curation.bounds import judge_all, ledger_rows
+    from lmpipe.curation.bounds import BAND, judge_all, ledger_rows
     from lmpipe.curation.margins import Margins
-    from lmpipe.curation.perplexity_buckets import BucketCounts, labelled
+    from lmpipe.curation.perplexity_buckets import BucketCounts
     from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
@@ -207,7 +211,7 @@ def _select_shard(
     removed: list[dict[str, Any]] = []
     hosts = HostCounts()
     margins = Margins(MARGIN_SAMPLES)
-    buckets = BucketCounts()
+    buckets, bands = BucketCounts(), Counter[int]()
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
@@ -216,10 +220,13 @@ def _select_shard(
             removed.extend(ledger_rows(batch, verdicts))
             margins.add(batch, verdicts)
             hosts.add(batch.column("host").to_pylist(), keep.tolist())
-            if verdicts.buckets is not None:
-                labels = verdicts.buckets.tolist()
+            if BUCKET in verdicts.labels:
+                labels = verdicts.labels[BUCKET].tolist()
                 buckets.add(batch.column("language").to_pylist(), labels, keep.tolist())
-                batch = labelled(batch, labels)
+            if BAND in verdicts.labels:
+                found = verdicts.labels[BAND]
+                bands.update(found[~np.isnan(found)].astype(int).tolist())
+            batch = _labelled(batch, verdicts)
             writer.write_table(batch.filter(pa.array(keep)))
     shard.set_rows(name, writer.num_rows)
     write_part(shard, key, removed)
@@ -227,8 +234,26 @@ def _select_shard(
     shard.info["margins"] = margins.found
     shard.info["hosts"] = hosts.counts
     shard.info["buckets"] = buckets.counts
+    shard.info["bands"] = {str(band): count for band, count in bands.items()}
     shard.info["first"] = dict(Counter(row["reason"] for row in removed))
     shard.info["all"] = dict(Counter(reason for row in removed for reason in row["reasons"]))
+
+
+def _labelled(batch: Any, verdicts: "Verdicts") -> Any:
+    """Return a batch with the columns that its bounds made."""
+    import pyarrow as pa
+
+    from lmpipe.documents.schema import DOCUMENT_SCHEMA
+
+    for name, values in verdicts.labels.items():
+        field = DOCUMENT_SCHEMA.field(name)
+        column = pa.array(values, from_pandas=True).cast(field.type)
+        at = batch.schema.get_field_index(name)
+        if at < 0:  # written before this column was known
+            batch = batch.append_column(field, column)
+        else:
+            batch = batch.set_column(at, field, column)
+    return batch
 
 
 def _totals(records: list[ShardRecord], name: str) -> Counter[str]:

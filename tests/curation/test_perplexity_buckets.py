@@ -167,7 +167,9 @@ def test_a_part_counts_in_an_ensemble_whatever_the_language(bench: Workbench) ->
     assert {row["perplexity_bucket"] for row in found} == {"head"}
     assert {row["language"] for row in found} == {"de", "en"}
     assert kept.metrics["perplexity_buckets"]["en"]["tail"] == {"entered": 40, "kept": 0}
-    assert set(ENSEMBLE_COLUMNS) == {*(name for name in SIGNAL_COLUMNS if name != "is_blocked")}
+    assert set(ENSEMBLE_COLUMNS) == {
+        *(name for name in SIGNAL_COLUMNS if name not in ("is_blocked", "ensemble_band"))
+    }
     with pytest.raises(ValidationError, match="needs perplexity_buckets"):
         SelectConfig(ensemble=ensemble)
     with pytest.raises(ValidationError, match="did you mean 'quality_score'"):

@@ -85,7 +85,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Documen
 
 
 def test_every_signal_has_a_value_for_every_document(shared: tuple[Workbench, Documents]) -> None:
-    optional = {"toxicity", "nsfw", "num_adult_words", "is_blocked", "perplexity_bucket"}
+    optional = {"toxicity", "nsfw", "num_adult_words", "is_blocked"}
+    optional |= {"perplexity_bucket", "ensemble_band"}
     computed = [name for name in SIGNAL_COLUMNS if name not in optional]
     found = columns(shared[1], *computed, "language", "language_score")
     assert len(found["num_words"]) == 61
@@ -301,6 +302,10 @@ def test_an_ensemble_ranks_by_several_scores_into_equal_bands(
     kept = bench.run(select, config, documents)
     assert 10 < count_documents(kept) < 40
     assert all(row["reason"] == "ensemble_band" and row["score"] in (0, 1) for row in ledger(kept))
+    stored = columns(kept, "ensemble_band")["ensemble_band"]
+    entered = kept.metrics["ensemble_bands"]
+    assert set(stored) == {2, 3} and sum(entered.values()) == 61
+    assert stored.count(3) == entered["3"] and stored.count(2) == entered["2"]
     edges = kept.metrics["ensemble_edges"]
     assert len(edges["quality_score"]) == 3
     values = {name: np.array([0.0, 0.5, 1.0]) for name in ("a", "b")}

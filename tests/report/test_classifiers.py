@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lmpipe.artifacts.types import Artifact
+from lmpipe.curation.draws import Ensemble
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
 from lmpipe.curation.perplexity_buckets import PerplexityBuckets
 from lmpipe.curation.quality_classifier import (
@@ -29,6 +30,7 @@ CONFIG = SelectConfig(
     min_quality_score=0.3,
     max_nsfw=0.5,
     perplexity_buckets=PerplexityBuckets(keep=("head", "middle", "all")),
+    ensemble=Ensemble(columns={"quality_score": 1.0, "nsfw": -1.0}, num_bands=4, min_band=1),
 )
 
 
@@ -146,6 +148,21 @@ def test_the_split_by_perplexity_is_a_table(run: Run) -> None:
     assert english[2]["kept by select"] == "0" and english[0]["kept by select"] != "0"
     assert english[0]["perplexity"].startswith("< ")
     assert english[2]["perplexity"].startswith("≥ ")
+
+
+def test_bands_of_several_scores_are_a_table(run: Run) -> None:
+    tables = [block for block in data.funnel(run).blocks if isinstance(block, Table)]
+    (table,) = [table for table in tables if table.caption.startswith("Bands of nsfw, quality")]
+    rows = rows_of(table)
+    assert [int(row["band"]) for row in rows] == sorted(
+        (int(r["band"]) for r in rows), reverse=True
+    )
+    assert {row["kept"] for row in rows if row["band"] != "0"} == {"yes"}
+    select_ = run.one("select")
+    assert select_ is not None
+    assert sum(int(row["documents"]) for row in rows) == sum(
+        select_.metrics["ensemble_bands"].values()
+    )
 
 
 def test_samples_at_the_bounds_name_classifiers_and_parts(run: Run) -> None:

@@ -55,7 +55,7 @@ def funnel(run: Run) -> Section:
     if steps:
         section.add(Funnel(steps))
     section.add(_tokens(run), _languages(run), _hosts(run), _buckets(run), _scores(run))
-    section.add(_compression(run))
+    section.add(_bands(run), _compression(run))
     return section
 
 
@@ -182,6 +182,22 @@ def _buckets(run: Run) -> Table | None:
         caption="Head, middle and tail of each language by perplexity"
         + (f" (the largest of {len(counted)})" if more > 0 else ""),
     )
+
+
+def _bands(run: Run) -> Table | None:
+    """Say how many documents lie in each band of several scores, and which bands are kept."""
+    select = run.one("select")
+    counted = (select.metrics.get("ensemble_bands") if select else None) or {}
+    if not select or not counted:
+        return None
+    lowest = select.manifest.config["ensemble"]["min_band"]
+    most = max(counted.values())
+    rows: list[list[Cell | str]] = [
+        [band, Cell(f"{amount:,}", amount / most), "yes" if int(band) >= lowest else "no"]
+        for band, amount in sorted(counted.items(), key=lambda item: -int(item[0]))
+    ]
+    scores = ", ".join(sorted(select.manifest.config["ensemble"]["columns"]))
+    return Table(["band", "documents", "kept"], rows, caption=f"Bands of {scores}, the best first")
 
 
 def _scores(run: Run) -> Charts | None:
