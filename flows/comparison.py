@@ -1,6 +1,7 @@
 """A duplicate beside its keeper: the evidence of its removal, and the words it alone has."""
 
 import difflib
+from typing import Any
 
 from rich.console import Console
 
@@ -15,9 +16,7 @@ LINE_WORDS = 16
 
 def print_comparison(console: Console, artifact: Documents, document: str, keeper: str) -> None:
     """Print the evidence of a duplicate's removal, and what it says that its keeper does not."""
-    from lmpipe.curation.evidence import find_evidence
-
-    evidence = find_evidence(artifact, document) or {}
+    evidence = _evidence_of(artifact, document)
     for key in ("containment", "keeper_containment", "novel_words", "num_words"):
         if evidence.get(key) is not None:
             console.print(f"  {key}: {evidence[key]}", markup=False, highlight=False)
@@ -40,6 +39,16 @@ def print_comparison(console: Console, artifact: Documents, document: str, keepe
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     if len(diff) > MAX_DIFF_LINES:
         console.print(f"  … {len(diff) - MAX_DIFF_LINES} more lines")
+
+
+def _evidence_of(artifact: Documents, document: str) -> dict[str, Any]:
+    """Return what dedup measured before it removed a document; empty where it verified nothing."""
+    for name in artifact.names("evidence/"):
+        with artifact.open(name) as file:
+            row = next(find_rows(file, "id", [document]), None)
+        if row is not None:
+            return row
+    return {}
 
 
 def _text_of(bodies: list[Documents], document: str) -> str | None:

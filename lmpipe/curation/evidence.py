@@ -8,10 +8,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import ShardOutput
-from lmpipe.artifacts.types import Documents
 from lmpipe.curation.duplicates import EXACT, NEAR, REASONS, unpack_id
 from lmpipe.documents.ledger import removal
-from lmpipe.documents.read import find_rows
 
 if TYPE_CHECKING:
     from lmpipe.curation.dedup import DedupConfig
@@ -75,13 +73,3 @@ def write_evidence(shard: ShardOutput, key: str, tables: list[pa.Table]) -> None
     with shard.open(name, "wb") as file:
         pq.write_table(table, file, compression="zstd")
     shard.set_rows(name, table.num_rows)
-
-
-def find_evidence(documents: Documents, document: str) -> dict[str, Any] | None:
-    """Return the comparison behind one removal, or None."""
-    for name in documents.names("evidence/"):
-        with documents.open(name) as file:
-            row = next(find_rows(file, "id", [document]), None)
-        if row is not None:
-            return row
-    return None

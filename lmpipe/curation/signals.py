@@ -62,10 +62,12 @@ def signals(
     runtime: Runtime,
 ) -> Documents:
     """Compute language, rule measures, learned scores and look-ups in lists for every document."""
+    from lmpipe.curation.perplexity import models_by_language
     from lmpipe.documents.ledger import assert_conserved, write_ledger
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
+    models = models_by_language(perplexity_model.names() if perplexity_model else [])
     work = partial(
         _score_shard,
         config=config,
@@ -82,7 +84,11 @@ def signals(
             if model
         },
         block_lists=block_lists,
-        perplexity_models=_perplexity_models(perplexity_model),
+        perplexity_models={
+            language: perplexity_model.local(name)
+            for language, name in models.items()
+            if perplexity_model
+        },
     )
     records = out.run_shards(list(names), work, runtime)
     num_kept = sum(int(record.counts["kept"]) for record in records)
@@ -91,6 +97,9 @@ def signals(
     out.metric("kept", num_kept)
     out.metric("gated", sum(int(record.counts["gated"]) for record in records))
     out.metric("languages", _languages(records))
+    if models:
+        named = {language or "others": name for language, name in models.items()}
+        out.metric("perplexity_models", named)
     return out.commit()
 
 
@@ -99,15 +108,6 @@ def _only_file(source: Source) -> Path:
     if len(names) != 1:
         raise InputError(f"source {source.name!r} must pin one model file, it pins {names}")
     return source.local(names[0])
-
-
-def _perplexity_models(source: Source | None) -> dict[str, Path]:
-    from lmpipe.curation.perplexity import models_by_language
-
-    if source is None:
-        return {}
-    named = models_by_language(source.names())
-    return {language: source.local(name) for language, name in named.items()}
 
 
 def _score_shard(

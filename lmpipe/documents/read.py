@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import IO, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -77,13 +78,22 @@ def find_rows(
     present = set(parquet.schema_arrow.names)
     if key not in present:
         return
+    wanted_keys = _strings(values)
     wanted = None if columns is None else [key, *(c for c in columns if c in present - {key})]
     for group in range(parquet.num_row_groups):
         keys = parquet.read_row_group(group, [key], use_threads=False)[key]
-        found = pc.is_in(keys, value_set=pa.array(values, keys.type))
+        found = pc.is_in(keys, value_set=wanted_keys)
         if pc.any(found).as_py():
             table = parquet.read_row_group(group, wanted, use_threads=False)
             yield from table.filter(found).to_pylist()
+
+
+def _strings(values: Collection[str]) -> pa.Array:
+    """Return what pa.array(values) does, without the 0.4 s of its import of pandas."""
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
 def find_removed(documents: Readable, document: str) -> dict[str, Any] | None:

@@ -80,6 +80,7 @@ def test_each_language_is_scored_by_its_own_model_and_others_by_none(bench: Work
     )
     both = bench.run(signals, SignalsConfig(), *inputs, more)
     assert all(row["kenlm_perplexity"] for row in rows_of(both, "kenlm_perplexity"))
+    assert both.metrics["perplexity_models"] == {"en": "en.arpa", "others": "web-text.arpa"}
     # the files are inputs: pinned by name and hash, and thus part of the id
     assert both.id != made.id
     pinned = {record.role: record.digest for record in both.manifest.inputs}
