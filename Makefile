@@ -76,7 +76,7 @@ kenlm: setup  ## build lmplz and build_binary from kenlm's own source into .venv
 	cp build/kenlm/out/bin/lmplz build/kenlm/out/bin/build_binary $(BIN)/
 	$(if $(TEXT),$(MAKE) --no-print-directory kenlm-model)
 
-# A pruned, quantised 3-gram model as `signals` reads it: make kenlm TEXT=texts.parquet OUT=model.kenlm
+# A pruned, quantised 3-gram model as `signals` reads it, named by its language: make kenlm TEXT=german.parquet OUT=de.kenlm
 OUT ?= build/model.kenlm
 .PHONY: kenlm-model
 kenlm-model:

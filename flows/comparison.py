@@ -1,13 +1,14 @@
 """A duplicate beside its keeper: the evidence of its removal, and the words it alone has."""
 
 import difflib
+from typing import Any
 
-import pyarrow.parquet as pq
 from rich.console import Console
 
 from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Documents
+from lmpipe.documents.read import find_rows
 
 MAX_DIFF_LINES = 60
 LINE_WORDS = 16
@@ -15,9 +16,7 @@ LINE_WORDS = 16
 
 def print_comparison(console: Console, artifact: Documents, document: str, keeper: str) -> None:
     """Print the evidence of a duplicate's removal, and what it says that its keeper does not."""
-    from lmpipe.curation.evidence import find_evidence
-
-    evidence = find_evidence(artifact, document) or {}
+    evidence = _evidence_of(artifact, document)
     for key in ("containment", "keeper_containment", "novel_words", "num_words"):
         if evidence.get(key) is not None:
             console.print(f"  {key}: {evidence[key]}", markup=False, highlight=False)
@@ -42,13 +41,23 @@ def print_comparison(console: Console, artifact: Documents, document: str, keepe
         console.print(f"  … {len(diff) - MAX_DIFF_LINES} more lines")
 
 
+def _evidence_of(artifact: Documents, document: str) -> dict[str, Any]:
+    """Return what dedup measured before it removed a document; empty where it verified nothing."""
+    for name in artifact.names("evidence/"):
+        with artifact.open(name) as file:
+            row = next(find_rows(file, "id", [document]), None)
+        if row is not None:
+            return row
+    return {}
+
+
 def _text_of(bodies: list[Documents], document: str) -> str | None:
     for body in bodies:
         for name in body.names("kept/"):
             with body.open(name) as file:
-                rows = pq.read_table(file, columns=["text"], filters=[("id", "=", document)])
-            if rows.num_rows:
-                return str(rows["text"][0])
+                row = next(find_rows(file, "id", [document], ["text"]), None)
+            if row is not None:
+                return str(row["text"])
     return None
 
 

@@ -6,8 +6,6 @@ read. One line a stage, oldest artifact first, so that the newest run stands las
 
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from rich.console import Console
 
 from flows.comparison import print_comparison
@@ -15,6 +13,7 @@ from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Artifact, Documents
+from lmpipe.documents.read import find_rows
 from lmpipe.errors import StoreError
 
 ORIGIN = ("url", "date", "warc_path", "warc_offset", "warc_record_id", "extractor", "language")
@@ -59,6 +58,9 @@ def print_trace(console: Console, document: str, root: str) -> None:
             say(f"{_name(artifact)} kept it")
         for removal in _removals(artifact, document):
             found = True
+            if not origin and removal["url"]:
+                origin = True
+                say(f"url: {removal['url']}")
             say(f"{_name(artifact)} removed it: {', '.join(removal['reasons'] or [])}")
             if removal["keeper"]:
                 say(f"  duplicate of {removal['keeper']}, similarity {removal['similarity']}")
@@ -98,28 +100,18 @@ def _removals(artifact: Artifact, document: str) -> list[dict[str, Any]]:
     if bucket not in artifact.names("removed/"):
         return []
     with artifact.open(bucket) as file:
-        rows: list[dict[str, Any]] = pq.read_table(
-            file, filters=[("id", "=", document)]
-        ).to_pylist()
-    return rows
+        return list(find_rows(file, "id", [document]))
 
 
 def find_row(
-    artifact: Artifact, prefix: str, key: str, value: str, columns: tuple[str, ...] = ()
+    artifact: Artifact, prefix: str, key: str, value: str, columns: tuple[str, ...] | None = None
 ) -> dict[str, Any] | None:
-    """Return the row with this key: key columns are read alone, then the row's other columns."""
+    """Return the row with this key from an artifact's files of a prefix."""
     for name in artifact.names(prefix):
         with artifact.open(name) as file:
-            parquet = pq.ParquetFile(file)
-            if key not in parquet.schema_arrow.names:
-                continue
-            for group in range(parquet.num_row_groups):
-                at = pc.index(parquet.read_row_group(group, [key])[key], value).as_py()
-                if at < 0:
-                    continue
-                present = [c for c in columns if c in parquet.schema_arrow.names] or None
-                rows = parquet.read_row_group(group, present).slice(at, 1).to_pylist()
-                return {**rows[0], key: value}
+            row = next(find_rows(file, key, [value], columns), None)
+        if row is not None:
+            return row
     return None
 
 
@@ -128,9 +120,7 @@ def _duplicates(artifact: Artifact, keeper: str) -> list[str]:
     found = []
     for name in artifact.names("removed/"):
         with artifact.open(name) as file:
-            rows = pq.read_table(
-                file, columns=["id", "similarity", "keeper"], filters=[("keeper", "=", keeper)]
-            ).to_pylist()
+            rows = list(find_rows(file, "keeper", [keeper], ["id", "similarity"]))
         found += [f"  keeps it for {row['id']}, similarity {row['similarity']}" for row in rows]
     more = len(found) - NUM_DUPLICATES
     return found[:NUM_DUPLICATES] + ([f"  and {more} more"] if more > 0 else [])

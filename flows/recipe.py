@@ -66,7 +66,11 @@ class Sources(_Section):
     )
     language_model: SourceSpec = Field(description="fastText language-id model (lid.176).")
     quality_examples: SourceSpec = Field(description="JSONL of text and label: good or bad pages.")
-    perplexity_model: SourceSpec | None = Field(None, description="KenLM model, binary.")
+    perplexity_model: SourceSpec | None = Field(
+        None,
+        description="KenLM models, each named by its language (en.kenlm, de.kenlm); a file whose "
+        "name begins with no language scores all others.",
+    )
     toxicity_examples: SourceSpec | None = Field(
         None, description="JSONL of text and label: toxic or not; null: no such score."
     )

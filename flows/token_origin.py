@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import pyarrow.parquet as pq
 from rich.console import Console
 
 from lmpipe.artifacts.lookup import find_by_prefix, read_manifest
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, TokenShards, open_artifact
+from lmpipe.documents.read import find_rows
 from lmpipe.errors import ConfigError, StoreError
 
 ORIGIN = ("url", "warc_path", "warc_offset", "warc_record_id")
@@ -99,14 +99,9 @@ def _origins(shards: TokenShards, where: dict[str, str]) -> dict[str, dict[str, 
     found: dict[str, dict[str, Any]] = {document: {} for document in where}
     for key in sorted({shard.rpartition("-")[0] for shard in where.values()}):
         with documents.open(f"kept/{key}.parquet") as file:
-            names = pq.read_schema(file).names
             wanted = [document for document, shard in where.items() if shard.startswith(f"{key}-")]
-            table = pq.read_table(
-                file,
-                columns=["id", *(column for column in ORIGIN if column in names)],
-                filters=[("id", "in", wanted)],
-            )
-        for row in table.to_pylist():
+            rows = list(find_rows(file, "id", wanted, ORIGIN))
+        for row in rows:
             document = row.pop("id")
             found[document] = {k: v for k, v in row.items() if v is not None}
     return found

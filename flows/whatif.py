@@ -1,13 +1,19 @@
 """`lmpipe whatif`: what other bounds of select would keep and drop, in seconds."""
 
-from typing import Annotated, Any
+import difflib
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from lmpipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lmpipe.artifacts.manifest import Manifest
+    from lmpipe.artifacts.store import Store
+    from lmpipe.curation.select import SelectConfig
 
 app = typer.Typer()
 MAX_ROWS = 15
@@ -27,51 +33,69 @@ def whatif(
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Shown each way.")] = 10,
 ) -> None:
     """Say what changed bounds of select would keep and drop, by language and host."""
-    from lmpipe.artifacts.lookup import find_by_prefix, read_manifest
+    from lmpipe.artifacts.lookup import find_by_prefix
     from lmpipe.artifacts.store import Store
     from lmpipe.artifacts.types import Documents
     from lmpipe.curation.select import SelectConfig
     from lmpipe.curation.whatif import compare
 
     opened = Store(store)
-    manifest = find_by_prefix(opened, artifact)
-    before = SelectConfig()
+    manifest, before = find_by_prefix(opened, artifact), SelectConfig()
     if manifest.stage == "select":
         before = SelectConfig.model_validate(manifest.config)
-        origin = next(record for record in manifest.inputs if record.role == "documents")
-        entry = read_manifest(opened, origin.stage, origin.id)
-        if entry is None:
-            raise ConfigError(
-                f"{origin.stage}/{origin.id}, which {artifact} was made from, is gone"
-            )
-        manifest = entry[0]
-    if manifest.type != "Documents":
+        manifest = _documents_before(opened, manifest, artifact)
+    elif manifest.type != "Documents":
         raise ConfigError(f"{artifact!r} is a {manifest.type}; give a select or signals artifact")
+    else:
+        _refuse_later_stages(opened, manifest)
     after = changed(before, changes or [])
     _print(Console(), compare(Documents(opened, manifest), before, after, samples))
 
 
-def changed(config: Any, changes: list[str]) -> Any:
+def _documents_before(store: "Store", manifest: "Manifest", artifact: str) -> "Manifest":
+    """Return what an artifact's documents were made from."""
+    from lmpipe.artifacts.lookup import read_manifest
+
+    origin = next(record for record in manifest.inputs if record.role == "documents")
+    entry = read_manifest(store, origin.stage, origin.id)
+    if entry is None:
+        raise ConfigError(f"{origin.stage}/{origin.id}, which {artifact} was made from, is gone")
+    return entry[0]
+
+
+def _refuse_later_stages(store: "Store", manifest: "Manifest") -> None:
+    """Refuse what select has already thinned out: the answer would leave out what it removed."""
+    from lmpipe.artifacts.lookup import read_manifest
+
+    name = f"{manifest.stage}/{manifest.id[:12]}"
+    earlier: "Manifest | None" = manifest
+    while earlier is not None and earlier.stage != "select":
+        origin = next((r for r in earlier.inputs if r.role == "documents"), None)
+        entry = read_manifest(store, origin.stage, origin.id) if origin else None
+        earlier = entry[0] if entry else None
+    if earlier is not None:
+        raise ConfigError(
+            f"whatif answers for the bounds of select, and {name} was made after it: give "
+            f"select/{earlier.id[:12]}. What other settings of {manifest.stage} do, "
+            f"`lmpipe run RECIPE --only {manifest.stage} --set {manifest.stage}.…` shows"
+        )
+
+
+def changed(config: "SelectConfig", changes: list[str]) -> "SelectConfig":
     """Return select's config with `--set` changes; keys may begin with `select.`.
 
     Raises:
         ConfigError: an unknown key or a bad value; the key and what is allowed are named.
     """
-    raw = config.model_dump()
     if not changes:
         raise ConfigError("give at least one --set, such as thresholds.gopher_min_words=30")
+    raw = config.model_dump(mode="json")
     for change in changes:
         key, equals, text = change.partition("=")
-        parts = key.removeprefix("select.").split(".")
-        section = raw
-        for part in parts[:-1]:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not equals or not isinstance(section, dict):
-            raise ConfigError(
-                f"--set {change!r} must read KEY=VALUE with a key of select: {', '.join(raw)}"
-            )
+        if not equals or not key:
+            raise ConfigError(f"--set {change!r} must read KEY=VALUE, such as max_perplexity=500")
         try:
-            section[parts[-1]] = yaml.safe_load(text)
+            _put(raw, type(config), key.removeprefix("select.").split("."), yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {key}: {text!r} is no YAML value: {error}") from error
     try:
@@ -81,6 +105,36 @@ def changed(config: Any, changes: list[str]) -> Any:
             f"  {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
         ]
         raise ConfigError("--set gives no valid select config:\n" + "\n".join(lines)) from error
+
+
+def _put(raw: dict[str, Any], model: type[BaseModel], path: list[str], value: Any) -> None:
+    """Set one value; a section that is off (null) is made, with its defaults beside the value."""
+    key, *rest = path
+    if key not in model.model_fields:
+        near = difflib.get_close_matches(key, model.model_fields, n=1)
+        known = ", ".join(sorted(model.model_fields))
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {known}"
+        raise ConfigError(f"--set {'.'.join(path)}: unknown key {key!r}; {hint}")
+    if not rest:
+        raw[key] = value
+        return
+    inner = _model_of(model.model_fields[key].annotation)
+    section = raw[key] = raw[key] if isinstance(raw[key], dict) else {}
+    if inner is not None:
+        _put(section, inner, rest, value)
+        return
+    for part in rest[:-1]:  # a mapping, by language
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {'.'.join(path)}: {part!r} is a value, it has no keys")
+    section[rest[-1]] = value
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None
 
 
 def _print(console: Console, shift: Any) -> None:

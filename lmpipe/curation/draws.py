@@ -16,7 +16,10 @@ from lmpipe.artifacts.stage import StageConfig
 
 
 class Ensemble(StageConfig):
-    """Several scores made one: each becomes a rank, the best (or mean) rank is the document's."""
+    """Several scores made one: each becomes a rank, the best (or mean) rank is the document's band.
+
+    The band is a column of what is kept, so that a mixture can weigh bands apart.
+    """
 
     columns: dict[str, float] = Field(
         description="Signal columns and their weights; a negative weight: lower is better.",

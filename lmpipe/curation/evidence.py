@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import ShardOutput
-from lmpipe.artifacts.types import Documents
 from lmpipe.curation.duplicates import EXACT, NEAR, REASONS, unpack_id
 from lmpipe.documents.ledger import removal
 
@@ -74,13 +73,3 @@ def write_evidence(shard: ShardOutput, key: str, tables: list[pa.Table]) -> None
     with shard.open(name, "wb") as file:
         pq.write_table(table, file, compression="zstd")
     shard.set_rows(name, table.num_rows)
-
-
-def find_evidence(documents: Documents, document: str) -> dict[str, Any] | None:
-    """Return the comparison behind one removal, or None."""
-    for name in documents.names("evidence/"):
-        with documents.open(name) as file:
-            rows = pq.read_table(file, filters=[("id", "=", document)]).to_pylist()
-        if rows:
-            return dict(rows[0])
-    return None

@@ -4,19 +4,26 @@ The model is trained on text normalised by `normalise_lines`, and documents are 
 same normalisation: lower case, digits to 0, our own words, one sentence per line. CCNet cuts words
 into SentencePiece units instead; that needs a second model file, and helps where words are long.
 
+Perplexities of two languages cannot be compared, so each may have a model of its own, named in the
+file's name: `de.kenlm`, `pt-5gram.arpa`. A file whose name begins with no language is for all
+others; a document whose language has no model has no perplexity.
+
 Source: Wenzek et al. 2019 (CCNet), section 4.
 """
 
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lmpipe.curation.language import normalise_language
 from lmpipe.curation.words import split_words
+from lmpipe.errors import ConfigError, InputError
 
+ANY_LANGUAGE = ""
 _DIGITS = re.compile(r"\d")
 
 
@@ -26,6 +33,34 @@ def normalise_lines(text: str) -> Iterator[str]:
         words = split_words(line)
         if words:
             yield " ".join(words)
+
+
+def models_by_language(names: Sequence[str]) -> dict[str, str]:
+    """Return model files by the language in their names; ANY_LANGUAGE is the one for all others.
+
+    Raises:
+        InputError: two files for one language.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        language = _language_of(name)
+        if language in found:
+            what = (
+                f"language {language!r}" if language else "all languages without one of their own"
+            )
+            raise InputError(
+                f"{found[language]} and {name} are both KenLM models for {what}; name each file "
+                "by its language (en.kenlm, de-5gram.kenlm) and keep one of them"
+            )
+        found[language] = name
+    return found
+
+
+def _language_of(name: str) -> str:
+    try:
+        return normalise_language(PurePosixPath(name).name.split(".")[0])
+    except ConfigError:
+        return ANY_LANGUAGE
 
 
 class PerplexityModel:
@@ -44,7 +79,7 @@ class PerplexityModel:
         return float(10 ** (-log10 / tokens)) if tokens else None
 
 
-@lru_cache(4)
+@lru_cache(200)  # every language's, since documents come mixed; binary files are mapped, not read
 def load_kenlm(path: str) -> Any:
     """Load a KenLM model once per process."""
     import kenlm

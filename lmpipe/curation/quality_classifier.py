@@ -61,7 +61,7 @@ class NsfwClassifierConfig(QualityClassifierConfig):
     positive_label: str = Field("nsfw", min_length=1, description="The label of unsafe examples.")
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def quality_classifier(
     out: Output[Model], config: QualityClassifierConfig, examples: Source, *, runtime: Runtime
 ) -> Model:
@@ -98,7 +98,12 @@ def quality_classifier(
         out.put_file("model.bin", folder / "model.bin")
     out.write_json("meta.json", {"positive_label": config.positive_label, "labels": labels})
     out.metric("examples", len(train))
-    out.metric("held_out", _report(model, held_out, config.positive_label))
+    scored = _scored(model, held_out, config.positive_label)
+    out.write_json(
+        "held_out.json",
+        {"scores": [score for score, _ in scored], "positive": [truth for _, truth in scored]},
+    )
+    out.metric("held_out", held_out_report(scored))
     return out.commit()
 
 
@@ -150,10 +155,15 @@ def _split(
     return train, held_out
 
 
-def _report(model: Any, rows: list[tuple[str, str]], positive: str) -> dict[str, Any]:
-    """Say how good the scores are, and how far a score of 0.8 means eight in ten."""
-    scored = [(positive_score(model, text, positive), label == positive) for label, text in rows]
-    return held_out_report(scored)
+def _scored(model: Any, rows: list[tuple[str, str]], positive: str) -> list[tuple[float, bool]]:
+    """Return each held-out example's score and whether it is positive.
+
+    They are kept beside the model: a report can then say precision and recall at whatever threshold
+    a selection takes, and how far a score of 0.8 means eight in ten.
+    """
+    return [
+        (round(positive_score(model, text, positive), 6), label == positive) for label, text in rows
+    ]
 
 
 def held_out_report(scored: list[tuple[float, bool]]) -> dict[str, Any]:

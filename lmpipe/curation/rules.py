@@ -2,18 +2,21 @@
 
 Signals computes the columns, select compares; so a threshold costs seconds to change and every
 removal can say its score and its bound. Defaults are the published ones: Gopher (Rae et al. 2021,
-A1), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024, 3.6).
+A1), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024, 3.6). They were made for English: its
+stop words, its mean word. So a bound may differ by language, said as the differences alone.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationError
 
 from lmpipe.artifacts.stage import StageConfig
+from lmpipe.curation.language import normalise_language
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,10 @@ class Rule:
             return 0.5 if value else None
         return None if value is None else float(value)
 
-    def breaks(self, values: NDArray[Any], threshold: float) -> NDArray[np.bool_]:
-        """Say which values break the rule; a missing value (NaN) breaks none.
+    def breaks(
+        self, values: NDArray[Any], threshold: float | NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Say which values break the rule; a missing value or bound (NaN) breaks none.
 
         Columns are float32: the bound is rounded alike, else 3/10 would exceed a bound of 0.3.
         """
@@ -165,13 +170,74 @@ class Thresholds(StageConfig):
     fineweb_max_newline_word_ratio: float | None = _ratio(0.3, "Most newlines per word")
 
 
+ByLanguage = dict[str, dict[str, bool | int | float | None]]
+
+
+def _checked(by_language: ByLanguage) -> ByLanguage:
+    """Bring codes, keys and values to one form, so that equal meanings have one id."""
+    checked: ByLanguage = {}
+    for code, changes in by_language.items():
+        language = normalise_language(code)
+        if language in checked:
+            raise ValueError(f"{code}: language {language!r} is named twice")
+        checked[language] = {
+            key: _value(code, key, value) for key, value in sorted(changes.items())
+        }
+    return dict(sorted(checked.items()))
+
+
+def _value(code: str, key: str, value: bool | int | float | None) -> Any:
+    if key not in Thresholds.model_fields:
+        near = difflib.get_close_matches(key, Thresholds.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{code}.{key}: unknown key{hint}")
+    try:
+        return getattr(Thresholds.model_validate({key: value}), key)
+    except ValidationError as error:
+        raise ValueError(f"{code}.{key}: {error.errors()[0]['msg']}, got {value!r}") from error
+
+
+LanguageThresholds = Annotated[ByLanguage, AfterValidator(_checked)]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Every rule's bound for every document of a batch.
+
+    Args:
+        by_language: what differs from `thresholds` in a language.
+        languages: of the batch's documents.
+    """
+
+    thresholds: Thresholds
+    by_language: ByLanguage
+    languages: Sequence[str | None]
+
+    def of(self, rule: Rule) -> float | NDArray[np.float64] | None:
+        """Return one bound for all, one for each document (NaN: off), or None where it is off."""
+        common = rule.threshold(self.thresholds)
+        others = {
+            language: rule.threshold(self.thresholds.model_copy(update=changes))
+            for language, changes in self.by_language.items()
+            if rule.name in changes
+        }
+        if not others:
+            return common
+        bounds = [others.get(name or "", common) for name in self.languages]
+        return np.array([np.nan if b is None else b for b in bounds], dtype=np.float64)
+
+
 def broken_rules(
-    columns: Mapping[str, NDArray[Any]], thresholds: Thresholds
+    columns: Mapping[str, NDArray[Any]],
+    thresholds: Thresholds,
+    by_language: ByLanguage | None = None,
+    languages: Sequence[str | None] = (),
 ) -> dict[str, NDArray[np.bool_]]:
     """Return, for each rule that is on, which rows break it."""
+    bounds = Bounds(thresholds, by_language or {}, languages)
     broken = {}
     for rule in RULES:
-        threshold = rule.threshold(thresholds)
+        threshold = bounds.of(rule)
         if threshold is not None:
             broken[rule.name] = rule.breaks(columns[rule.column], threshold)
     return broken

@@ -1,6 +1,7 @@
 """Compute all signal columns of a batch of documents; one Scorer per worker and shard."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from lmpipe.curation.block_lists import BlockLists
 from lmpipe.curation.language import LanguageIdentifier, load_fasttext
 from lmpipe.curation.measures import measure
-from lmpipe.curation.perplexity import PerplexityModel
+from lmpipe.curation.perplexity import ANY_LANGUAGE, PerplexityModel
 from lmpipe.curation.quality_classifier import positive_score
-from lmpipe.curation.rules import Thresholds, broken_rules
+from lmpipe.curation.rules import broken_rules
 from lmpipe.documents.schema import DOCUMENT_SCHEMA
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ class Scorer:
         config: "SignalsConfig",
         language_model: Path,
         classifiers: dict[str, tuple[Path, str]],
-        perplexity_model: Path | None,
+        perplexity_models: Mapping[str, Path],
         block_lists: BlockLists | None = None,
     ) -> None:
         self.num_gated = 0
         self.languages: Counter[str] = Counter()
         self._gate = config.gate
+        self._gate_by_language = config.gate_by_language
         self._language = LanguageIdentifier(
             language_model,
             config.language_sample_characters,
@@ -50,7 +52,7 @@ class Scorer:
             for column, (path, label) in classifiers.items()
         }
         self._block_lists = block_lists
-        self._perplexity = PerplexityModel(perplexity_model) if perplexity_model else None
+        self._perplexity_models = perplexity_models
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Table:
         """Return the batch with every signal that can be computed."""
@@ -58,7 +60,7 @@ class Scorer:
         languages = [self._language(text) for text in texts]
         self.languages.update(language or "none" for language, _ in languages)
         measures = measure(texts)
-        spared = _gated(measures, self._gate, len(texts))
+        spared = self._gated(measures, [language for language, _ in languages])
         self.num_gated += int(spared.sum())
         new: dict[str, Any] = {
             "language": [language for language, _ in languages],
@@ -72,9 +74,10 @@ class Scorer:
             ]
         if self._block_lists is not None:
             new |= self._lookups(batch, texts, [language for language, _ in languages])
-        if self._perplexity is not None:
+        if self._perplexity_models:
             new["kenlm_perplexity"] = [
-                None if text is None else self._perplexity(text) for text in costly
+                None if text is None else self._perplexity(text, language)
+                for text, (language, _) in zip(costly, languages, strict=True)
             ]
         table = pa.Table.from_batches([batch])
         for name, values in new.items():
@@ -101,12 +104,21 @@ class Scorer:
             ],
         }
 
+    def _perplexity(self, text: str, language: str | None) -> float | None:
+        """Score a text with its language's model, or the one for all others; None: there is none.
 
-def _gated(
-    measures: dict[str, NDArray[Any]], gate: Thresholds | None, count: int
-) -> NDArray[np.bool_]:
-    spared = np.zeros(count, dtype=np.bool_)
-    if gate is not None:
-        for breaks in broken_rules(measures, gate).values():
-            spared |= breaks
-    return spared
+        A model is loaded when the first document asks for it.
+        """
+        models = self._perplexity_models
+        path = models.get(language or ANY_LANGUAGE, models.get(ANY_LANGUAGE))
+        return PerplexityModel(path)(text) if path else None
+
+    def _gated(
+        self, measures: dict[str, NDArray[Any]], languages: list[str | None]
+    ) -> NDArray[np.bool_]:
+        spared = np.zeros(len(languages), dtype=np.bool_)
+        if self._gate is not None:
+            broken = broken_rules(measures, self._gate, self._gate_by_language, languages)
+            for breaks in broken.values():
+                spared |= breaks
+        return spared

@@ -5,26 +5,33 @@ rules is removed once: under the first rule in the order language, rules, qualit
 all of them listed beside it.
 """
 
+import difflib
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.draws import Ensemble
 from lmpipe.curation.language import normalise_language
-from lmpipe.curation.rules import Thresholds
+from lmpipe.curation.perplexity_buckets import COLUMN as BUCKET
+from lmpipe.curation.perplexity_buckets import PerplexityBuckets
+from lmpipe.curation.rules import RULES, LanguageThresholds, Thresholds
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
-    from lmpipe.curation.bounds import Limits
+    from lmpipe.curation.bounds import Limits, Verdicts
 
 
+LEARNED = ("quality_score", "kenlm_perplexity", "toxicity", "nsfw")
+ENSEMBLE_COLUMNS = sorted(
+    {*LEARNED, *(rule.column for rule in RULES), "num_words", "num_adult_words", BUCKET}
+)
 MARGIN_SAMPLES = 2  # documents on either side of each bound
 
 
@@ -50,6 +57,11 @@ class SelectConfig(StageConfig):
     )
     thresholds: Thresholds = Field(
         Thresholds(), description="Bounds of the Gopher, C4 and FineWeb rules."
+    )
+    thresholds_by_language: LanguageThresholds = Field(
+        default_factory=dict,
+        description="What differs in a language, such as {de: {gopher_min_stop_words: null, "
+        "gopher_max_mean_word_length: 12}}.",
     )
     min_quality_score: float | None = Field(
         None, ge=0, le=1, description="Lowest score of the quality classifier; null: off."
@@ -99,6 +111,11 @@ class SelectConfig(StageConfig):
         description="Stored limits by language in place of counted ones: an earlier run's metric "
         "perplexity_limits. Languages beside them are counted.",
     )
+    perplexity_buckets: PerplexityBuckets | None = Field(
+        None,
+        description="Label documents head, middle or tail of their language by perplexity, as "
+        "CCNet; counted among documents that the bounds before it keep; null: no labels.",
+    )
 
     @field_validator("perplexity_bounds")
     @classmethod
@@ -116,8 +133,19 @@ class SelectConfig(StageConfig):
                 raise ValueError(f"languages.{code}={score} must lie in [0, 1]")
         return dict(sorted(normal.items()))
 
+    @model_validator(mode="after")
+    def _ensemble_has_its_columns(self) -> Self:
+        for column in self.ensemble.columns if self.ensemble else ():
+            if column not in ENSEMBLE_COLUMNS:
+                near = difflib.get_close_matches(column, ENSEMBLE_COLUMNS, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {ENSEMBLE_COLUMNS}"
+                raise ValueError(f"ensemble.columns.{column}: no such score; {hint}")
+            if column == BUCKET and self.perplexity_buckets is None:
+                raise ValueError(f"ensemble.columns.{column} needs perplexity_buckets: {{}}")
+        return self
 
-@stage(version=2, kind="exact")
+
+@stage(version=3, kind="exact")
 def select(
     out: Output[Documents], config: SelectConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:
@@ -128,7 +156,8 @@ def select(
     """
     from lmpipe.curation.bounds import find_limits
     from lmpipe.curation.margins import nearest_of
-    from lmpipe.curation.yields import check_yields, yields_of
+    from lmpipe.curation.perplexity_buckets import joined
+    from lmpipe.curation.yields import check_hosts, hosts_of
     from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
     from lmpipe.documents.read import count_documents, shard_names
 
@@ -139,16 +168,22 @@ def select(
     num_input = count_documents(documents)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("select", num_input, num_kept, gather_parts(out, list(names)))
-    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
     _report(out, records, num_input, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))
-    check_yields(out, "select", yields_of(records, num_input, num_kept), runtime)
+    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
+    check_hosts(out, "select", hosts_of(records), runtime)
     margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
     out.write_json("margins.json", margins)
     out.metric("perplexity_limits", limits.perplexity)
     out.metric("min_top_quality", limits.quality)
     out.metric("ensemble_edges", limits.edges)
+    if config.ensemble is not None:
+        bands = _totals(records, "bands")
+        out.metric("ensemble_bands", {band: bands[band] for band in sorted(bands, key=int)})
+    if config.perplexity_buckets is not None:
+        out.metric("perplexity_cutoffs", {name: [*cuts] for name, cuts in limits.cutoffs.items()})
+        out.metric("perplexity_buckets", joined(record.info["buckets"] for record in records))
     return out.commit()
 
 
@@ -162,10 +197,12 @@ def _select_shard(
     limits: "Limits",
 ) -> None:
     """Decide on one shard; text is copied as it is."""
+    import numpy as np
     import pyarrow as pa
 
-    from lmpipe.curation.bounds import judge_all, ledger_rows
+    from lmpipe.curation.bounds import BAND, judge_all, ledger_rows
     from lmpipe.curation.margins import Margins
+    from lmpipe.curation.perplexity_buckets import BucketCounts
     from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
@@ -174,6 +211,7 @@ def _select_shard(
     removed: list[dict[str, Any]] = []
     hosts = HostCounts()
     margins = Margins(MARGIN_SAMPLES)
+    buckets, bands = BucketCounts(), Counter[int]()
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
@@ -182,14 +220,40 @@ def _select_shard(
             removed.extend(ledger_rows(batch, verdicts))
             margins.add(batch, verdicts)
             hosts.add(batch.column("host").to_pylist(), keep.tolist())
+            if BUCKET in verdicts.labels:
+                labels = verdicts.labels[BUCKET].tolist()
+                buckets.add(batch.column("language").to_pylist(), labels, keep.tolist())
+            if BAND in verdicts.labels:
+                found = verdicts.labels[BAND]
+                bands.update(found[~np.isnan(found)].astype(int).tolist())
+            batch = _labelled(batch, verdicts)
             writer.write_table(batch.filter(pa.array(keep)))
     shard.set_rows(name, writer.num_rows)
     write_part(shard, key, removed)
     shard.counts["kept"] = writer.num_rows
     shard.info["margins"] = margins.found
     shard.info["hosts"] = hosts.counts
+    shard.info["buckets"] = buckets.counts
+    shard.info["bands"] = {str(band): count for band, count in bands.items()}
     shard.info["first"] = dict(Counter(row["reason"] for row in removed))
     shard.info["all"] = dict(Counter(reason for row in removed for reason in row["reasons"]))
+
+
+def _labelled(batch: Any, verdicts: "Verdicts") -> Any:
+    """Return a batch with the columns that its bounds made."""
+    import pyarrow as pa
+
+    from lmpipe.documents.schema import DOCUMENT_SCHEMA
+
+    for name, values in verdicts.labels.items():
+        field = DOCUMENT_SCHEMA.field(name)
+        column = pa.array(values, from_pandas=True).cast(field.type)
+        at = batch.schema.get_field_index(name)
+        if at < 0:  # written before this column was known
+            batch = batch.append_column(field, column)
+        else:
+            batch = batch.set_column(at, field, column)
+    return batch
 
 
 def _totals(records: list[ShardRecord], name: str) -> Counter[str]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Model, Source
-from lmpipe.curation.rules import Thresholds
+from lmpipe.curation.rules import LanguageThresholds, Thresholds
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -41,9 +41,13 @@ class SignalsConfig(StageConfig):
         description="Documents that break one of these rules get no costly scores (classifiers, "
         "perplexity); null: all get them. Use select's own thresholds or looser ones.",
     )
+    gate_by_language: LanguageThresholds = Field(
+        default_factory=dict,
+        description="What differs in the gate by language, as select's thresholds_by_language.",
+    )
 
 
-@stage(version=3, kind="exact")
+@stage(version=4, kind="exact")
 def signals(
     out: Output[Documents],
     config: SignalsConfig,
@@ -58,10 +62,12 @@ def signals(
     runtime: Runtime,
 ) -> Documents:
     """Compute language, rule measures, learned scores and look-ups in lists for every document."""
+    from lmpipe.curation.perplexity import models_by_language
     from lmpipe.documents.ledger import assert_conserved, write_ledger
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
+    models = models_by_language(perplexity_model.names() if perplexity_model else [])
     work = partial(
         _score_shard,
         config=config,
@@ -78,7 +84,11 @@ def signals(
             if model
         },
         block_lists=block_lists,
-        perplexity_model=_only_file(perplexity_model) if perplexity_model else None,
+        perplexity_models={
+            language: perplexity_model.local(name)
+            for language, name in models.items()
+            if perplexity_model
+        },
     )
     records = out.run_shards(list(names), work, runtime)
     num_kept = sum(int(record.counts["kept"]) for record in records)
@@ -87,6 +97,9 @@ def signals(
     out.metric("kept", num_kept)
     out.metric("gated", sum(int(record.counts["gated"]) for record in records))
     out.metric("languages", _languages(records))
+    if models:
+        named = {language or "others": name for language, name in models.items()}
+        out.metric("perplexity_models", named)
     return out.commit()
 
 
@@ -107,7 +120,7 @@ def _score_shard(
     language_model: Path,
     classifiers: dict[str, tuple[Path, str]],
     block_lists: Source | None,
-    perplexity_model: Path | None,
+    perplexity_models: dict[str, Path],
 ) -> None:
     from lmpipe.curation.block_lists import read_block_lists
     from lmpipe.curation.scores import Scorer
@@ -115,7 +128,7 @@ def _score_shard(
     from lmpipe.documents.write import DocumentWriter
 
     lists = read_block_lists(block_lists) if block_lists else None
-    scorer = Scorer(config, language_model, classifiers, perplexity_model, lists)
+    scorer = Scorer(config, language_model, classifiers, perplexity_models, lists)
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key], batch_rows=BATCH_ROWS):

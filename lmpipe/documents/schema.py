@@ -40,6 +40,9 @@ SIGNAL_COLUMNS: dict[str, pa.DataType] = {
     # learned scores
     "quality_score": pa.float32(),
     "kenlm_perplexity": pa.float32(),
+    # select's labels: head, middle or tail of its language; the band of several scores
+    "perplexity_bucket": pa.string(),
+    "ensemble_band": pa.int32(),
     "toxicity": pa.float32(),
     "nsfw": pa.float32(),
     # lists given from outside

@@ -66,16 +66,21 @@ class Runtime(BaseModel):
         description="Alarm if a curation stage keeps a smaller share of its documents; 0: never.",
     )
     stop_kept_below: float = Field(
-        0.0, ge=0, le=1, description="Stop if select keeps a smaller share of its documents."
+        0.0,
+        ge=0,
+        le=1,
+        description="Stop if a curation stage keeps a smaller share of its documents; "
+        "stage_runtime.STAGE.… for one alone.",
     )
     stop_kept_above: float = Field(
-        1.0, ge=0, le=1, description="Stop if select keeps a larger share of its documents."
+        1.0, ge=0, le=1, description="Stop if a curation stage keeps a larger share."
     )
     stop_host_lost_fraction: float = Field(
         0.95,
         ge=0,
         le=1,
-        description="Stop if a host with stop_host_documents or more loses a larger share; 1: off.",
+        description="Stop if select takes a larger share of a host with stop_host_documents or "
+        "more; 1: off.",
     )
     stop_host_documents: int = Field(
         200, ge=1, le=10**9, description="Documents from which a host's losses are looked at."

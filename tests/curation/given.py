@@ -56,3 +56,29 @@ def kept(documents: Documents) -> dict[str, str]:
 def removed(documents: Documents) -> dict[str, dict[str, object]]:
     """Return the ledger's rows by id."""
     return {row["id"]: row for batch in read_removed(documents) for row in batch.to_pylist()}
+
+
+class MeasuredConfig(StageConfig):
+    shards: tuple[tuple[dict[str, str | float | None], ...], ...] = Field(
+        description="Columns of documents by shard; `key` names a document."
+    )
+
+
+@stage(version=1, kind="exact")
+def measured(out: Output[Documents], config: MeasuredConfig, *, runtime: Runtime) -> Documents:
+    """Documents whose signals a test says; every rule's measure is 0 where it says nothing."""
+    from lmpipe.curation.rules import RULES
+
+    plain = {rule.column: (False if rule.kind == "flag" else 0) for rule in RULES}
+    for number, rows in enumerate(config.shards):
+        name = f"kept/{number:05d}.parquet"
+        with out.open(name, "wb") as file, DocumentWriter(file) as writer:
+            for row in rows:
+                key = str(row["key"])
+                columns = {name: value for name, value in row.items() if name != "key"}
+                facts = {"id": document_id("test", key), "text": f"text of {key}", "host": "h"}
+                known = {"language_score": 0.9, "num_words": 100}
+                writer.write({**plain, **known, **facts, "url": f"https://h/{key}", **columns})
+        out.set_rows(name, len(rows))
+    write_ledger(out, [])
+    return out.commit()

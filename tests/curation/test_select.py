@@ -3,14 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.dedup import DedupConfig, dedup
 from lmpipe.curation.draws import Ensemble, bands, pareto_limits
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
 from lmpipe.curation.quality_classifier import (
@@ -21,7 +23,6 @@ from lmpipe.curation.quality_classifier import (
 from lmpipe.curation.rules import Thresholds
 from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.signals import SignalsConfig, signals
-from lmpipe.curation.yields import Yields, check_yields
 from lmpipe.documents.read import (
     count_documents,
     count_rows,
@@ -31,8 +32,8 @@ from lmpipe.documents.read import (
 )
 from lmpipe.documents.schema import SIGNAL_COLUMNS
 from lmpipe.errors import ConfigError, InputError
-from lmpipe.runtime import Runtime
 from tests.curation.conftest import Workbench
+from tests.curation.given import MeasuredConfig, measured
 
 DATA = Path(__file__).parents[2] / "flows/recipes/demo_data"
 EXAMPLES = DATA / "quality" / "examples.jsonl"
@@ -85,6 +86,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workbench, Documen
 
 def test_every_signal_has_a_value_for_every_document(shared: tuple[Workbench, Documents]) -> None:
     optional = {"toxicity", "nsfw", "num_adult_words", "is_blocked"}
+    optional |= {"perplexity_bucket", "ensemble_band"}
     computed = [name for name in SIGNAL_COLUMNS if name not in optional]
     found = columns(shared[1], *computed, "language", "language_score")
     assert len(found["num_words"]) == 61
@@ -300,6 +302,10 @@ def test_an_ensemble_ranks_by_several_scores_into_equal_bands(
     kept = bench.run(select, config, documents)
     assert 10 < count_documents(kept) < 40
     assert all(row["reason"] == "ensemble_band" and row["score"] in (0, 1) for row in ledger(kept))
+    stored = columns(kept, "ensemble_band")["ensemble_band"]
+    entered = kept.metrics["ensemble_bands"]
+    assert set(stored) == {2, 3} and sum(entered.values()) == 61
+    assert stored.count(3) == entered["3"] and stored.count(2) == entered["2"]
     edges = kept.metrics["ensemble_edges"]
     assert len(edges["quality_score"]) == 3
     values = {name: np.array([0.0, 0.5, 1.0]) for name in ("a", "b")}
@@ -336,32 +342,74 @@ def test_short_texts_have_a_bound_of_their_own(shared: tuple[Workbench, Document
     assert len(expected) < len([1 for _, lang, _ in rows if lang == "en"])
 
 
-def test_a_yield_outside_its_band_or_a_lost_host_stops_with_a_table() -> None:
-    yields = Yields(60, 30, {"bad.example": (30, 0), "good.example": (30, 30)})
+def test_a_host_that_is_lost_stops_select_with_a_table(bench: Workbench) -> None:
+    """Of 200 documents over 95%; one fewer of either, or the recipe's word, lets it pass."""
+    rows = [
+        {"key": f"{host}{n}", "language": "en", "num_non_symbol_words": words, "host": host}
+        for host, kept, count in (("lost", 9, 200), ("half", 100, 200), ("small", 0, 199))
+        for n in range(count)
+        for words in (100 if n < kept else 10,)
+    ]
+    documents = bench.run(measured, MeasuredConfig(shards=(tuple(rows[::2]), tuple(rows[1::2]))))
+    config = LOOSE.model_copy(
+        update={"thresholds": OFF.model_copy(update={"gopher_min_words": 50})}
+    )
+    with pytest.raises(InputError, match=r"stop_host_lost_fraction=0\.95 of lost\n") as error:
+        bench.run(select, config, documents, workers=2)
+    said = str(error.value).splitlines()
+    assert said[1:4] == [
+        "  lost: 9 of 200 kept, 95.5% lost",
+        "  small: 0 of 199 kept, 100.0% lost",
+        "  half: 100 of 200 kept, 50.0% lost",
+    ]
+    assert "stage_runtime.select.stop_host_lost_fraction" in said[-1]
+    passes: list[dict[str, Any]] = [
+        {"stop_host_documents": 201},
+        {"stop_host_lost_fraction": 0.955},
+    ]
+    for seed, runtime in enumerate(passes, 1):
+        bench.runtime = runtime
+        passing = config.model_copy(update={"draw_seed": seed})
+        assert count_documents(bench.run(select, passing, documents)) == 109
+    tables = [event["rows"] for event in bench.events if event.get("name") == "hosts"]
+    assert [row["host"] for row in tables[-1]] == ["small", "lost", "half"]
 
-    class Out:
-        tables: ClassVar[list[object]] = []
 
-        def table(self, name: str, rows: object) -> None:
-            self.tables.append(rows)
-
-    check_yields(Out(), "select", yields, Runtime())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"stop_host_lost_fraction=0.95 of bad\.example") as error:
-        check_yields(Out(), "select", yields, Runtime(stop_host_documents=30))  # type: ignore[arg-type]
-    assert "bad.example: 0 of 30 kept, 100.0% lost" in str(error.value)
-    with pytest.raises(InputError, match=r"outside stop_kept_below=0\.6"):
-        check_yields(Out(), "select", yields, Runtime(stop_kept_below=0.6))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"stop_kept_above=0\.4"):
-        check_yields(Out(), "select", yields, Runtime(stop_kept_above=0.4))  # type: ignore[arg-type]
-    assert len(Out.tables) == 4
+def test_a_yield_outside_its_band_stops_any_stage_with_its_reasons(bench: Workbench) -> None:
+    rows = EXAMPLES.read_text().splitlines()[:6]
+    lines = [*rows, rows[0], rows[1], "{broken", "{broken too"]
+    source = bench.files("c", a__jsonl="\n".join(lines))
+    bench.runtime = {"stop_kept_below": 0.9}
+    with pytest.raises(InputError, match="import_documents stops: it keeps 8 of 10") as error:
+        bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert "outside stop_kept_below=0.9 to stop_kept_above=1. Removed, by" in str(error.value)
+    assert "stage_runtime.import_documents.stop_kept_" in str(error.value)
+    bench.runtime = {}
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    bench.runtime = {"stop_kept_below": 0.8}
+    with pytest.raises(
+        InputError, match=r"dedup stops: it keeps 6 of 8 documents \(75\.0%\)"
+    ) as error:
+        bench.run(dedup, DedupConfig(), documents)
+    assert "\n  exact_duplicate: 2\n" in str(error.value)
+    bench.runtime = {"stop_kept_above": 0.7}
+    with pytest.raises(InputError, match="dedup stops"):
+        bench.run(dedup, DedupConfig(), documents)
+    assert list_manifests(bench.store, "dedup") == []
+    bench.runtime = {"stop_kept_below": 0.75, "stop_kept_above": 0.75}
+    assert count_documents(bench.run(dedup, DedupConfig(), documents)) == 6
 
 
 def test_the_stage_stops_where_its_runtime_says_so(shared: tuple[Workbench, Documents]) -> None:
     _, documents = shared
     bench = Workbench(shared[0].root)
-    bench.runtime = {"stop_kept_above": 0.2}
-    with pytest.raises(InputError, match="select stops: it keeps"):
-        bench.run(select, LOOSE.model_copy(update={"draw_seed": 5}), documents)
+    thresholds = OFF.model_copy(update={"gopher_min_words": 110})
+    for runtime, seed in (({"stop_kept_above": 0.2}, 5), ({"stop_kept_below": 0.9}, 6)):
+        bench.runtime = runtime
+        config = LOOSE.model_copy(update={"thresholds": thresholds, "draw_seed": seed})
+        with pytest.raises(InputError, match="select stops: it keeps") as error:
+            bench.run(select, config, documents)
+        assert "  gopher_min_words: " in str(error.value)
 
 
 def test_the_nearest_documents_of_each_bound_are_kept_as_samples(

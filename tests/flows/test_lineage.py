@@ -17,7 +17,7 @@ from lmpipe.curation.whatif import compare
 from lmpipe.documents.ledger import write_ledger
 from lmpipe.documents.read import count_documents, read_removed
 from lmpipe.documents.write import DocumentWriter
-from lmpipe.errors import ConfigError, StoreError
+from lmpipe.errors import ConfigError, InputError, StoreError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.shards import ShardsConfig, shards
 from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
@@ -126,12 +126,42 @@ def test_the_command_starts_from_the_artifacts_own_bounds(made: dict[str, object
     assert "150 kept before, 140 after; 0 gained, 10 lost" in said
     assert said.count("lost ") >= 2
     for bad, hint in (
-        ("thresholds.gopher_min_wrds=3", "gopher_min_wrds"),
+        ("thresholds.gopher_min_wrds=3", "did you mean 'gopher_min_words'"),
+        ("select.treshold.gopher_min_words=3", "'treshold'; did you mean 'thresholds'"),
+        ("ensemble.colums={}", "did you mean 'columns'"),
+        ("wholly_else=3", "known are "),
+        ("thresholds_by_language.de.gopher_min_wrds=3", "did you mean 'gopher_min_words'"),
+        ("languages.en.least=0.5", "'en' is a value|Input should be a valid number"),
         ("thresholds.gopher_min_words=-1", "greater than or equal to 0"),
         ("nothing", "KEY=VALUE"),
     ):
         with pytest.raises(ConfigError, match=hint):
             command("whatif", "measured", "--store", str(made["root"]), "--set", bad)
+
+
+def test_whatif_sets_bounds_by_language_and_sections_that_are_off(
+    made: dict[str, object],
+) -> None:
+    root, kept = str(made["root"]), "select/" + made["select"].id  # type: ignore[attr-defined]
+    said = command(
+        "whatif", kept, "--store", root, "--set",
+        "thresholds_by_language.de.gopher_min_words=100",
+    )  # fmt: skip
+    assert "150 kept before, 140 after; 0 gained, 10 lost" in said
+    assert said.count("[de] gopher_min_words: ") == 10
+    with pytest.raises(InputError, match="needs the column kenlm_perplexity, which is null"):
+        command("whatif", kept, "--store", root, "--set", "perplexity_buckets.keep=[head]")
+
+
+def test_whatif_refuses_what_select_has_thinned_out_and_what_holds_no_documents(
+    made: dict[str, object],
+) -> None:
+    root, kept = str(made["root"]), made["select"]
+    for name in ("dedup", "dedup/" + made["dedup"].id):  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match=f"give select/{kept.id[:12]}.*--only dedup"):  # type: ignore[attr-defined]
+            command("whatif", name, "--store", root, "--set", "max_perplexity=3")
+    with pytest.raises(ConfigError, match="is a Tokenizer; give a select or signals"):
+        command("whatif", "tokenizer", "--store", root, "--set", "max_perplexity=3")
 
 
 def test_trace_goes_back_to_the_record_and_forward_to_the_tokens(made: dict[str, object]) -> None:

@@ -132,3 +132,31 @@ def test_the_forms_refuse_a_password_in_a_url():
     recipe["sources"]["benchmarks"]["paths"] = ["https://me:letmein@host.example/eval.jsonl"]
     with pytest.raises(jsonschema.ValidationError, match="does not match"):
         jsonschema.validate(recipe, schema)
+
+
+def test_models_and_labelled_files_of_a_recipe_become_inputs_of_signals(tmp_path: Path):
+    for name in ("en.arpa", "de.arpa", "toxic.jsonl", "unsafe.jsonl"):
+        (tmp_path / name).write_text(name)
+    changes = [
+        f"store.root={tmp_path}/store",
+        f"sources.perplexity_model.paths=[{tmp_path}/*.arpa]",
+        f"sources.toxicity_examples.paths=[{tmp_path}/toxic.jsonl]",
+        f"sources.nsfw_examples.paths=[{tmp_path}/unsafe.jsonl]",
+        "nsfw_classifier.rename_labels={porn: nsfw}",
+        "select.max_nsfw=0.5",
+        "select.perplexity_buckets.keep=[head, middle]",
+        "select.thresholds_by_language.de.gopher_min_stop_words=null",
+    ]
+    recipe = load_recipe("demo", changes)
+    assert recipe.select.thresholds_by_language == {"de": {"gopher_min_stop_words": None}}
+    names = step_names(lambda: pipeline(recipe))
+    for name in ("quality_classifier[toxicity]", "quality_classifier[nsfw]"):
+        assert name in names and names.index(name) < names.index("signals")
+    assert names.count("source[perplexity_model]") == 1
+    steps = {step.name: step for step in plan_run("pipeline", recipe, Selection())}
+    (tmp_path / "de.arpa").write_text("another model")
+    again = {step.name: step for step in plan_run("pipeline", recipe, Selection())}
+    changed = [name for name in steps if steps[name].artifact != again[name].artifact]
+    assert "source[perplexity_model]" in changed and "source[crawl]" not in changed
+    with pytest.raises(ConfigError, match="gopher_min_stop_wrds: unknown key; did you mean"):
+        load_recipe("demo", ["select.thresholds_by_language.de.gopher_min_stop_wrds=2"])

@@ -31,6 +31,7 @@ from lmpipe.artifacts.types import (
     Tokenizer,
     TokenShards,
 )
+from lmpipe.curation.quality_classifier import held_out_report
 from lmpipe.runtime import Runtime
 
 HOSTILE = '<script>alert("x")</script><img src=http://evil.example/p.png> `|*_ ```\n</pre></html>'
@@ -117,6 +118,17 @@ def split(indices: list[int], shares: dict[str, float]) -> tuple[list[int], dict
                 break
         where.append(i)
     return kept, {reason: rows for reason, rows in removed.items() if rows}
+
+
+def write_classifier(out: Output[Any]) -> None:
+    """Scores that mean what they say: of those near 0.8, eight in ten are positive."""
+    rng = random.Random(3)
+    scored = [(score, rng.random() < score) for score in (rng.random() ** 2 for _ in range(400))]
+    out.write_json("meta.json", {"positive_label": "toxic", "labels": ["neither", "toxic"]})
+    out.write_json(
+        "held_out.json", {"scores": [s for s, _ in scored], "positive": [t for _, t in scored]}
+    )
+    out.metric("held_out", held_out_report(scored))
 
 
 def write_curves(out: Output[Any], rows: list[dict[str, Any]]) -> None:
@@ -261,6 +273,7 @@ def make_run(root: Path) -> list[Artifact]:
 
     pages = make("pages", "exact", Model, [], lambda out: out.write_json("files.json", []))
     docs, ids = narrow("extract", pages, list(range(1500)), {"not_html": 0.1, "empty_page": 0.06})
+    make("quality_classifier", "exact", Model, [], write_classifier)
     docs, ids = narrow("signals", docs, ids, {})
     rules = {
         "too_few_words": 0.1,

@@ -18,8 +18,8 @@ from lmpipe.runtime import Runtime
 from tests.report.fake_run import HOSTILE
 
 SECTIONS = [
-    "glance", "data", "pretrain", "sft", "dpo", "grpo", "evals", "scaling", "contamination",
-    "removed", "kept", "cost", "reproduce", "lineage",
+    "glance", "data", "classifiers", "pretrain", "sft", "dpo", "grpo", "evals", "scaling",
+    "contamination", "removed", "kept", "cost", "reproduce", "lineage",
 ]  # fmt: skip
 VOID = {"meta", "br"}  # SVG shapes close themselves or hold a title
 

@@ -54,8 +54,8 @@ def funnel(run: Run) -> Section:
     steps = [*_records(run), *(_funnel_step(step) for step in run.documents)]
     if steps:
         section.add(Funnel(steps))
-    section.add(_tokens(run), _languages(run), _hosts(run), _scores(run), _compression(run))
-    section.add(*_classifiers(run))
+    section.add(_tokens(run), _languages(run), _hosts(run), _buckets(run), _scores(run))
+    section.add(_bands(run), _compression(run))
     return section
 
 
@@ -157,6 +157,49 @@ def _hosts(run: Run) -> Table | None:
     )
 
 
+def _buckets(run: Run) -> Table | None:
+    """Say how perplexity splits each language, where it is cut, and what is left of each part."""
+    metrics = getattr(run.one("select"), "metrics", {})
+    counted = metrics.get("perplexity_buckets") or {}
+    cutoffs = metrics.get("perplexity_cutoffs") or {}
+    rows: list[list[Cell | str]] = []
+    for language, parts in list(counted.items())[:MAX_LANGUAGES]:
+        total = sum(part["entered"] for part in parts.values())
+        head, tail = (number(cut) for cut in cutoffs.get(language) or (math.nan, math.nan))
+        ranges = {"head": f"< {head}", "middle": f"{head} – {tail}", "tail": f"≥ {tail}"}
+        for label, part in parts.items():
+            rows.append(
+                [language, label, ranges.get(label, "no model"),
+                 Cell(f"{part['entered']:,}", part["entered"] / total), f"{part['kept']:,}"]
+            )  # fmt: skip
+    if not rows:
+        return None
+    more = len(counted) - MAX_LANGUAGES
+    return Table(
+        ["language", "part", "perplexity", "documents", "kept by select"],
+        rows,
+        numeric=(2, 4),
+        caption="Head, middle and tail of each language by perplexity"
+        + (f" (the largest of {len(counted)})" if more > 0 else ""),
+    )
+
+
+def _bands(run: Run) -> Table | None:
+    """Say how many documents lie in each band of several scores, and which bands are kept."""
+    select = run.one("select")
+    counted = (select.metrics.get("ensemble_bands") if select else None) or {}
+    if not select or not counted:
+        return None
+    lowest = select.manifest.config["ensemble"]["min_band"]
+    most = max(counted.values())
+    rows: list[list[Cell | str]] = [
+        [band, Cell(f"{amount:,}", amount / most), "yes" if int(band) >= lowest else "no"]
+        for band, amount in sorted(counted.items(), key=lambda item: -int(item[0]))
+    ]
+    scores = ", ".join(sorted(select.manifest.config["ensemble"]["columns"]))
+    return Table(["band", "documents", "kept"], rows, caption=f"Bands of {scores}, the best first")
+
+
 def _scores(run: Run) -> Charts | None:
     """Draw how the scores are spread, before select and after it."""
     before, after = run.one("signals"), run.one("select")
@@ -237,16 +280,6 @@ def _compression(run: Run) -> Table | None:
         for language, ratio in list(ratios.items())[:MAX_LANGUAGES]
     ]
     return Table(["language", "bytes per token"], rows, caption="Tokenizer compression")
-
-
-def _classifiers(run: Run) -> list[Table | None]:
-    """One table a classifier: what it was trained to find, and how well it does."""
-    tables = []
-    for artifact in run.of("quality_classifier"):
-        label = (optional_json(artifact, "meta.json") or {}).get("positive_label", "positive")
-        caption = f"Classifier of {label!r} on held-out examples"
-        tables.append(metrics_table(artifact.metrics.get("held_out") or {}, caption))
-    return tables
 
 
 def removed(run: Run, per_reason: int) -> Section:
@@ -355,20 +388,6 @@ def _benchmarks(rows_by_name: dict[str, Any]) -> Table | None:
     columns = list(next(iter(rows_by_name.values())))
     rows = [[str(row.get(column, "–")) for column in columns] for row in rows_by_name.values()]
     return Table(columns, rows, tuple(range(1, len(columns))), caption="Eval sets")
-
-
-def metrics_table(metrics: dict[str, Any], caption: str) -> Table | None:
-    """List plain numbers of a manifest; nested values are flattened one level."""
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        items = value.items() if isinstance(value, dict) else [("", value)]
-        for key, inner in items:
-            if isinstance(inner, int | float) and not isinstance(inner, bool):
-                flat[f"{name}: {key}" if key else name] = inner
-    rows: list[list[Cell | str]] = [
-        [name.replace("_", " "), number(value)] for name, value in flat.items()
-    ]
-    return Table(["metric", "value"], rows, numeric=(1,), caption=caption) if rows else None
 
 
 def _share(part: int, whole: int) -> str:
