@@ -12,10 +12,18 @@ from collections.abc import Iterable
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 _CHUNK_HEADER = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(;[^\r\n]*)?\r?\n")
-_META_CHARSET = re.compile(
-    rb"""<meta[^>]{0,400}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.\-]{2,40})""", re.IGNORECASE
+_META = re.compile(  # or what a meta element may not be looked for in
+    rb"""<!--.*?(?:-->|\Z)|<(script|style|textarea|title|xmp|iframe|noframes)[\s>].*?(?:</\1|\Z)"""
+    rb"""|<meta[\s/]([^>]{0,2000})""",
+    re.IGNORECASE | re.DOTALL,
 )
+_META_ATTRIBUTE = re.compile(
+    rb"""(charset|content|http-equiv)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE
+)
+_LABEL = re.compile(rb"(?:^|charset\s*=)\s*[\"']?\s*([a-z0-9_:.\-]{2,40})", re.IGNORECASE)
 _META_WINDOW_BYTES = 65_536  # browsers look at 1,024; real pages put scripts before their meta
+_SAMPLE_BYTES = 4096
+_MIN_NUL_FRACTION = 0.1  # of every second byte: markup is ASCII, whatever the text is
 _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -124,16 +132,21 @@ def _bounded(data: bytes, max_bytes: int) -> bytes:
 
 
 def page_charset(body: bytes, header: str | None) -> str:
-    """Name a page's charset: byte order mark, HTTP header, meta element, then detection."""
+    """Name a page's charset: byte order mark, HTTP header, meta element, then detection.
+
+    UTF-16 without a mark is seen before the header is asked: no other charset of HTML has NUL in
+    most of every second byte, so a header that says otherwise is a server's default.
+    """
     for mark, name in _BOMS:
         if body.startswith(mark):
             return name
+    if utf16 := _utf16_by_nuls(body):
+        return utf16
     if from_header := _known(header):
         return from_header
-    if match := _META_CHARSET.search(body, 0, _META_WINDOW_BYTES):
-        declared = _known(match.group(1).decode("ascii"))
-        if declared:  # a page whose meta could be read as ASCII is not in UTF-16
-            return "utf-8" if declared.startswith("utf-16") else declared
+    if declared := _declared(body):
+        # a page whose meta could be read as ASCII is not in UTF-16
+        return "utf-8" if declared.startswith("utf-16") else declared
     if b"\x1b" not in body:  # an escape may be ISO-2022's, which is ASCII to the eye
         try:
             body.decode("utf-8")
@@ -141,6 +154,38 @@ def page_charset(body: bytes, header: str | None) -> str:
         except UnicodeDecodeError:
             pass
     return _known(detect_encoding(body)) or "utf-8"
+
+
+def _utf16_by_nuls(body: bytes) -> str | None:
+    sample = body[:_SAMPLE_BYTES]
+    pairs = len(sample) // 2
+    first, second = sample[0 : 2 * pairs : 2].count(0), sample[1 : 2 * pairs : 2].count(0)
+    if max(first, second) < max(4, _MIN_NUL_FRACTION * pairs):
+        return None
+    if 2 * min(first, second) > max(first, second):
+        return None  # NULs everywhere: no text
+    return "utf-16-le" if second > first else "utf-16-be"
+
+
+def _declared(body: bytes) -> str | None:
+    """Return the charset of the first meta element that names one, outside comments and scripts."""
+    for match in _META.finditer(body, 0, _META_WINDOW_BYTES):
+        if match.group(2) is None:
+            continue
+        found = {
+            name.lower(): b"".join(values)
+            for name, *values in _META_ATTRIBUTE.findall(match.group(2))
+        }
+        content = found.get(b"content", b"")
+        if b"charset" in found:
+            label = _LABEL.match(found[b"charset"])
+        elif found.get(b"http-equiv", b"").lower() == b"content-type" or b"text/html" in content:
+            label = _LABEL.search(content, content.lower().find(b"charset"))
+        else:
+            continue
+        if label and (declared := _known(label.group(1).decode("ascii"))):
+            return declared
+    return None
 
 
 def decode_text(body: bytes, charset: str) -> str:

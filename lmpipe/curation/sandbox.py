@@ -9,6 +9,7 @@ data stages start no threads that hold locks the extractors use.
 The limit is on CPU time of the child, so that a busy machine stops no more pages than an idle one.
 """
 
+import gc
 import os
 import pickle
 import resource
@@ -127,6 +128,7 @@ class Sandbox:
         die_with_parent(parent)
         limit = _address_space() + self._max_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        gc.freeze()  # what is inherited is not searched again and again, and stays shared
         while True:
             try:
                 value = _receive(source)

@@ -95,8 +95,8 @@ def test_han_prose_needs_no_spaces() -> None:
 
 
 @pytest.mark.parametrize(("html", "doubt"), [
-    ("", "no_tree"),
-    ("<!-- nothing -->", "no_tree"),
+    ("", "no_prose"),
+    ("<!-- nothing -->", "no_prose"),
     ("<body><p>Short.</p></body>", "no_prose"),
     (f"<body><p>{SENTENCE}</p></body>", ""),
     (f"<body><p>{SENTENCE}</p>{'<div>Some words beside it</div>' * 20}</body>", "little_text"),

@@ -46,10 +46,10 @@ def digest(documents: Documents) -> str:
 
 
 GOLDEN_EXTRACT = {
-    "cascade": (2, "9cb219fe50c983d0"),
-    "trafilatura": (2, "1300312f2a77c61f"),
-    "trafilatura_fast": (2, "f0d0702637324ce0"),
-    "resiliparse": (2, "bc2770e7923b47d7"),
+    "cascade": (3, "9cb219fe50c983d0"),
+    "trafilatura": (3, "1300312f2a77c61f"),
+    "trafilatura_fast": (3, "f0d0702637324ce0"),
+    "resiliparse": (3, "bc2770e7923b47d7"),
 }
 GOLDEN_TEXTS = {
     "import_documents": (1, "9a28d0ec691efde2"),

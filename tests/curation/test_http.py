@@ -137,6 +137,53 @@ def test_chinese_is_read_however_late_its_charset_is_declared(
     assert text in decode_text(body, page_charset(body, None))
 
 
+@pytest.mark.parametrize("hiding", [
+    b"<!-- <meta charset=koi8-r> -->",
+    b"<!-- <meta charset=koi8-r> a comment without an end",
+    b"<script>document.write('<meta charset=koi8-r>')</script>",
+    b'<SCRIPT type="text/x">var a = "<meta charset=koi8-r>"</SCRIPT>',
+    b"<style>/* <meta charset=koi8-r> */</style>",
+    b"<title><meta charset=koi8-r></title>",
+    b"<textarea><meta charset=koi8-r></textarea>",
+    b'<meta name=description content="how to declare charset=koi8-r">',
+    b'<meta data-charset=x name=k content="charset=koi8-r">',
+    b"<meta charset=no-such-charset>",
+])  # fmt: skip
+def test_a_meta_element_that_is_none_or_says_nothing_is_not_believed(hiding: bytes) -> None:
+    assert page_charset(b"<html><head>" + hiding + b"<p>plain", None) == "utf-8"
+    if b"without an end" not in hiding:
+        real = b"<html><head>" + hiding + b"<meta charset='iso-8859-2'><p>plain"
+        assert page_charset(real, None) == "iso8859-2"
+
+
+@pytest.mark.parametrize("meta", [
+    b"<META CHARSET = 'windows-1251' >",
+    b"<meta charset=windows-1251/>",
+    b'<meta content="text/html;charset=windows-1251" http-equiv="Content-Type">',
+    b"<meta\nhttp-equiv=content-type\ncontent='application/xhtml+xml; Charset = windows-1251'>",
+    b'<meta content="text/html; charset=windows-1251">',
+])  # fmt: skip
+def test_meta_elements_are_read_however_they_are_written(meta: bytes) -> None:
+    assert page_charset(b"<html><!-- a page --><head>" + meta, None) == "cp1251"
+
+
+@pytest.mark.parametrize("header", [None, "utf-8", "iso-8859-1", "utf-16"])
+@pytest.mark.parametrize("charset", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["plain words", "Привет, друзья", "今天天气很好，我们去公园"])
+def test_utf_16_without_a_mark_is_seen_by_its_nuls(
+    text: str, charset: str, header: str | None
+) -> None:
+    html = f"<!DOCTYPE html><html><head><meta charset=utf-16></head><p>{text * 20}</p></html>"
+    body = html.encode(charset)
+    assert page_charset(body, header) == charset
+    assert decode_text(body, page_charset(body, header)) == html
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0", b"\0" * 5000, b"<p>a\0b a\0 and</p>" * 9, b"a\0"])
+def test_stray_nuls_are_no_utf_16(body: bytes) -> None:
+    assert page_charset(body, "koi8-r") == "koi8-r"
+
+
 def test_bytes_that_the_charset_lacks_become_replacement_characters() -> None:
     assert decode_text(b"caf\xe9", "utf-8") == "caf\ufffd"
     assert decode_text(b"\xef\xbb\xbfx", "utf-8") == "x"
