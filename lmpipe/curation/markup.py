@@ -17,6 +17,7 @@ MIN_PROSE_BYTES = 80  # about 14 words of English; UTF-8, so that 27 Han charact
 MAX_LINK_FRACTION = 0.5
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _MAX_CELL_CHARACTERS = 300  # a table with longer cells is layout
+_MAX_PLAIN_TREE_BYTES = 9_000_000  # libxml2 drops longer texts, unless asked for depth as well
 _AFTER_NAME = (b">", b" ", b"\n", b"\t", b"\r", b"/")
 _CONTENT = re.compile(  # what a mere menu or box does not hold
     rb"<(?:p|pre|article|main|section|h1|h2|td|dd|nav|footer)[\s>]", re.IGNORECASE
@@ -204,14 +205,18 @@ def _ignore(element: Any) -> None:
 
 
 def _parse(html: str) -> Any:
-    parser = etree.HTMLParser(
-        encoding="utf-8", remove_comments=True, remove_pis=True, collect_ids=False
-    )
     data = html.encode("utf-8", "replace")
     for tag in (b"script", b"style", b"svg", b"noscript", b"select", b"button"):
         data = _without(data, tag)
     for tag in (b"nav", b"footer"):
         data = _without(data, tag, _CONTENT)
+    parser = etree.HTMLParser(
+        encoding="utf-8",
+        remove_comments=True,
+        remove_pis=True,
+        collect_ids=False,
+        huge_tree=len(data) > _MAX_PLAIN_TREE_BYTES,
+    )
     return etree.fromstring(data, parser) if data.strip() else None
 
 

@@ -116,7 +116,15 @@ def test_the_cascade_asks_trafilatura_only_in_doubt_and_says_so() -> None:
     assert cascade("<p></p>") == ("", "walk: no_prose")
 
 
-def test_deep_nesting_ends_without_a_recursion_error() -> None:
-    deep = "<div>" * 5000 + f"<p>{SENTENCE * 5}</p>" + "</div>" * 5000
-    text, _ = extract_fast(f"<body>{deep}</body>")
+@pytest.mark.parametrize("tag", ["div", "blockquote", "ul", "span class=share", "table", "li"])
+def test_deep_nesting_ends_without_a_recursion_error(tag: str) -> None:
+    end = f"</{tag.split()[0]}>"
+    deep = f"<{tag}>" * 5000 + f"<p>{SENTENCE * 5}</p>" + end * 5000
+    text, _ = extract_fast(f"<body>{deep}<p>{SENTENCE * 9}</p></body>")
     assert isinstance(text, str)
+
+
+def test_a_text_of_more_than_ten_megabytes_is_read_whole() -> None:
+    text, doubt = extract_fast(f"<body><p>{SENTENCE * 130_000}</p></body>")
+    assert len(text) == len(SENTENCE) * 130_000 - 1
+    assert doubt == ""

@@ -1,3 +1,4 @@
+import gzip
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,27 @@ def test_a_page_that_hits_a_limit_marks_the_artifact_as_inexact(
     assert documents.metrics["removed"] == {"time_limit": 1}
     assert documents.metrics["kept"] == 3
     assert [record["reason"] for record in documents.manifest.inexact] == ["time_limit"]
+
+
+@pytest.mark.parametrize("limit", [10_000_000, 64_000_000])
+def test_a_page_of_50_megabytes_costs_its_neighbours_nothing(bench: Workbench, limit: int) -> None:
+    sentence = b"A sentence of a page that does not come to an end. "
+    huge = b"<html><body><p>" + sentence * (50_000_000 // len(sentence))
+    packed = response(gzip.compress(huge, 1), headers=("Content-Encoding: gzip",))
+    records = archive(2) + gzip.compress(packed) + archive(2, 2)
+    config = ExtractConfig(extractor="cascade", max_page_bytes=limit)
+    documents = bench.run(extract, config, bench.files("crawl", a__warc__gz=records))
+    lengths = [
+        len(row["text"])
+        for batch in read_documents(documents, ["text"])
+        for row in batch.to_pylist()
+    ]
+    if limit < len(huge):
+        assert documents.metrics["removed"] == {"page_too_large": 1}
+        assert len(lengths) == 4
+    else:
+        assert max(lengths) == len(huge) - len(b"<html><body><p>") - 1
+        assert len(lengths) == 5
 
 
 def test_a_source_without_pages_stops_with_what_it_held(bench: Workbench) -> None:

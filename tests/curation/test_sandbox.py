@@ -1,5 +1,6 @@
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +86,28 @@ def test_hostile_pages_end_in_text_or_in_a_reason(extractor: str) -> None:
             assert charset
         text, _, _ = sandbox((extractor, body % b"", None))
         assert "A sentence that stands." in text
+
+
+def test_memory_stays_flat_over_thousands_of_pages() -> None:
+    """The child ends after 1,000 pages whatever it has leaked; a full run is a benchmark."""
+    body = b"<html><body>%s<article>%s</article></body></html>"
+    links = b"".join(b"<li><a href=/%d>Link %d</a></li>" % (n, n) for n in range(8))
+    parent: list[float] = []
+    children: dict[int, float] = {}
+    with Sandbox(extract_page, max_seconds=5, max_bytes=1024 * MEGABYTE) as sandbox:
+        for number in range(2500):
+            prose = b"<p>" + b"Page %d has a sentence that stands for itself. " % number * 9
+            text, _, author = sandbox(("cascade", body % (links, prose), None))
+            assert author == "walk"
+            assert "sentence" in text
+            if number % 250 == 249:
+                parent.append(resident_megabytes("self"))
+                children[sandbox.pid] = resident_megabytes(str(sandbox.pid))
+    assert len(children) == 3
+    assert parent[-1] - parent[1] < 8
+    assert max(children.values()) < 1.2 * min(children.values())
+
+
+def resident_megabytes(pid: str) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE

@@ -1,5 +1,7 @@
 """whatif, why and trace on a store with selected, deduplicated and encoded documents."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import Field
 from typer.testing import CliRunner
@@ -7,10 +9,12 @@ from typer.testing import CliRunner
 from flows.cli import app
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.dedup import DedupConfig, dedup
+from lmpipe.curation.extract import ExtractConfig, extract
 from lmpipe.curation.rules import Thresholds
 from lmpipe.curation.select import SelectConfig, select
 from lmpipe.curation.whatif import compare
@@ -21,6 +25,7 @@ from lmpipe.errors import ConfigError, InputError, StoreError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.shards import ShardsConfig, shards
 from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
+from tests.curation.warcs import page, response
 
 OFF = Thresholds(
     **{name: None for name in Thresholds.model_fields if not name.startswith("c4_no")},
@@ -185,6 +190,29 @@ def test_trace_goes_back_to_the_record_and_forward_to_the_tokens(made: dict[str,
     assert "tokens " not in said
     with pytest.raises(StoreError, match="32 hex digits"):
         command("trace", "f" * 32, "--store", str(made["root"]))
+
+
+def test_trace_shows_the_address_of_a_page_that_extract_removed(tmp_path: Path) -> None:
+    store, runtime = Store(f"file://{tmp_path}/store"), Runtime()
+    empty = response(b"<html><body></body></html>", url="http://empty.example/x")
+    nameless = response(b"<html></html>", url="", record_id="<urn:uuid:7>")
+    (tmp_path / "a.warc").write_bytes(response(page(1), record_id="<urn:1>") + empty + nameless)
+    pinned = pin("crawl", SourceSpec(paths=(str(tmp_path / "a.warc"),)), tmp_path)
+    place = Runtime(locations=pinned.locations)
+    crawl = build(source, pinned.config, {}, store=store, runtime=place)
+    pages = build(
+        extract, ExtractConfig(extractor="cascade"), {"source": crawl}, store=store, runtime=runtime
+    )
+    said = [
+        command("trace", row["id"], "--store", store.root)
+        for batch in read_removed(pages)
+        for row in batch.to_pylist()
+    ]
+    assert len(said) == 2
+    assert all("extract/" in text and "removed it: no_text" in text for text in said)
+    addresses = sorted(text.splitlines()[0] for text in said)
+    assert addresses[1] == "url: http://empty.example/x"
+    assert addresses[0].startswith("url: a.warc#")
 
 
 def test_why_names_reason_score_and_threshold(made: dict[str, object]) -> None:
