@@ -33,9 +33,6 @@ class Options(BaseModel):
     folder: str = Field(description="Folder with ground-truth.json and html/KEY.html.gz.")
     extractors: list[str] = Field([], description="Which ones; empty: all.")
     repeats: int = Field(1, ge=1, description="Passes over the pages; the fastest of each counts.")
-    memory_pages: int = Field(
-        0, ge=0, description="Also put so many pages through one sandbox and report its memory."
-    )
 
 
 def run(options: dict[str, Any]) -> list[Row]:
@@ -68,8 +65,6 @@ def run(options: dict[str, Any]) -> list[Row]:
         rows.append(row("extraction", impl, case, "speed", speed, "pages/s/core"))
     for author, count in sorted(authors.items()):
         rows.append(row("extraction", "lmpipe", f"cascade, by {author}", "pages", count, ""))
-    if settings.memory_pages:
-        rows += _memory(pages, settings.memory_pages)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     rows.append(row("extraction", "all", "one process", "peak_memory", peak, "MB"))
     return rows
@@ -108,30 +103,3 @@ def shingles(text: str, size: int = 4) -> Counter[tuple[str, ...]]:
     words = _WORD.findall(text)
     grams = (tuple(words[at : at + size]) for at in range(max(1, len(words) - size + 1)))
     return Counter(gram for gram in grams if gram)
-
-
-def _memory(pages: dict[str, bytes], count: int) -> list[Row]:
-    """Put pages through one sandbox and report memory at ten points: its child's and our own."""
-    from lmpipe.curation.html import extract_page
-    from lmpipe.curation.sandbox import Sandbox
-
-    bodies = sorted(pages.values(), key=len)[: max(1, len(pages) // 2)]  # small ones: it is long
-    largest: dict[str, float] = {}
-    rows = []
-    with Sandbox(extract_page, 60.0, 4 << 30) as sandbox:
-        for number in range(1, count + 1):
-            sandbox(("cascade", bodies[number % len(bodies)], None))
-            if number % 100 == 0:
-                for who, pid in (("child", sandbox.pid), ("parent", "self")):
-                    largest[who] = max(largest.get(who, 0.0), _resident_megabytes(pid))
-            if number % max(1, count // 10) == 0:
-                for who, value in largest.items():
-                    case = f"{who}, up to page {number}"
-                    rows.append(row("extraction", "lmpipe", case, "resident", value, "MB"))
-                largest.clear()
-    return rows
-
-
-def _resident_megabytes(pid: int | str) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1e6

@@ -39,6 +39,7 @@ class MainText(PipelineStep):  # type: ignore[misc]
         self.extractor = extractor
         self.max_seconds = max_seconds
         self.max_bytes = max_bytes
+        self.child_pid = 0  # of the sandbox that extracted the last page
 
     def run(
         self, data: Iterator[Document], rank: int = 0, world_size: int = 1
@@ -51,6 +52,7 @@ class MainText(PipelineStep):  # type: ignore[misc]
                     _take(document, plain)
                 elif "removed" not in document.metadata:
                     self._fill(document, sandbox)
+                    self.child_pid = sandbox.pid
                 yield document
 
     def _fill(self, document: Document, sandbox: Sandbox) -> None:

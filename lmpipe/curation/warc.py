@@ -31,6 +31,7 @@ from lmpipe.errors import InputError
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 MAX_HEADER_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 20
 _LOOKS_LIKE_HTML = re.compile(
     rb"^\s*(<!--.*?-->\s*)?<(!doctype\s+html|html|head|body)\b", re.I | re.S
 )
@@ -148,6 +149,8 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
 
     def _page(self, record: WarcRecord) -> Document | None:
         kind = str(record.record_type)
+        if record.headers.get("Content-Length") is None:  # every record has one
+            return self._removed(record, "truncated_record")
         if kind == "revisit":
             self._note_revisit(record)
         if kind == "conversion" and str(record.headers.get("Content-Type")).startswith(
@@ -159,6 +162,8 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             return None
         self._note_original(record)
         if not record.is_http:
+            if _size(record.reader) < record.content_length:  # cut before its Content-Type
+                return self._removed(record, "truncated_record")
             self.census.skip(f"response {_scheme(record.headers.get('WARC-Target-URI') or '')}")
             return None
         try:
@@ -272,6 +277,14 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                 "score": float(offset),
             },
         )
+
+
+def _size(reader: Any) -> int:
+    """Read to the end, in pieces: what an FTP server sent may be large."""
+    size = 0
+    while piece := reader.read(_PIECE_BYTES):
+        size += len(piece)
+    return size
 
 
 def _hash(value: str) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from datatrove.data import Document
 
+from lmpipe.bench.archives import num_undefined
 from lmpipe.curation.warc import Census, WarcPages
 from lmpipe.errors import InputError
 from tests.curation.warcs import archive, page, response
@@ -49,6 +50,28 @@ def test_damaged_archives_give_what_can_be_read_and_name_where_they_break(name: 
     assert [message.partition(":")[0] for message in found] == ([offset] if offset else [])
 
 
+# file → (pages, all records)
+REAL = {
+    "archive-org-2008.arc.gz": (4, 15),
+    "archive-org-2008.warc.gz": (2, 23),
+    "common-crawl-2020.warc.lz4": (2, 8),
+    "wget-2024-0.warc.gz": (7, 16),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REAL))
+def test_real_archives_give_all_their_records(name: str) -> None:
+    pages, census = read(WARC / "real" / name)
+    assert all(b"<" in page.metadata["body"] for page in pages)
+    assert (len(pages), census.records.total()) == REAL[name]
+    assert census.unreadable == []
+
+
+@pytest.mark.parametrize("name", [*sorted(KNOWN), *(f"real/{name}" for name in sorted(REAL))])
+def test_a_cut_anywhere_costs_no_page_before_it_and_what_is_lost_is_named(name: str) -> None:
+    assert num_undefined(WARC / name, num_cuts=11) == 0
+
+
 def test_chunk_extensions_and_trailers_leave_no_trace_in_the_page() -> None:
     pages, _ = read(WARC / "baconIpsum_chunked_httpTrailors.warc")
     body = pages[0].metadata["body"]
@@ -86,6 +109,16 @@ def test_a_record_cut_short_is_named_and_not_taken_for_a_page(tmp_path: Path) ->
     pages, _ = read_bytes(tmp_path, whole + cut[: len(cut) - 60])
     assert [p.metadata.get("removed") for p in pages] == [None, "truncated_record"]
     assert pages[1].metadata["score"] < pages[1].metadata["threshold"]
+
+
+@pytest.mark.parametrize("before", [b"WARC-Target-URI", b"Content-Type", b"Content-Length"])
+def test_a_record_cut_inside_its_header_is_named_as_well(tmp_path: Path, before: bytes) -> None:
+    whole, cut = response(page(0)), response(page(1), record_id="<urn:b>")
+    pages, census = read_bytes(tmp_path, whole + cut[: cut.index(before)])
+    assert "removed" not in pages[0].metadata
+    assert pages[1].metadata["removed"] in ("truncated_record", "unreadable_archive")
+    assert census.records.total() == 2
+    assert pages[1].metadata["warc_offset"] == len(whole)
 
 
 def test_garbage_after_good_records_is_located_and_costs_no_page_before_it(tmp_path: Path) -> None:
