@@ -18,7 +18,7 @@ MAX_LINK_FRACTION = 0.5
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _MAX_CELL_CHARACTERS = 300  # a table with longer cells is layout
 _MAX_PLAIN_TREE_BYTES = 9_000_000  # libxml2 drops longer texts, unless asked for depth as well
-_AFTER_NAME = (b">", b" ", b"\n", b"\t", b"\r", b"/")
+_CUT = re.compile(rb"<(script|style|svg|noscript|select|button|nav|footer)(?=[\s/>])")
 _CONTENT = re.compile(  # what a mere menu or box does not hold
     rb"<(?:p|pre|article|main|section|h1|h2|td|dd|nav|footer)[\s>]", re.IGNORECASE
 )
@@ -205,11 +205,7 @@ def _ignore(element: Any) -> None:
 
 
 def _parse(html: str) -> Any:
-    data = html.encode("utf-8", "replace")
-    for tag in (b"script", b"style", b"svg", b"noscript", b"select", b"button"):
-        data = _without(data, tag)
-    for tag in (b"nav", b"footer"):
-        data = _without(data, tag, _CONTENT)
+    data = _without_junk(html.encode("utf-8", "replace"))
     parser = etree.HTMLParser(
         encoding="utf-8",
         remove_comments=True,
@@ -220,23 +216,19 @@ def _parse(html: str) -> Any:
     return etree.fromstring(data, parser) if data.strip() else None
 
 
-def _without(data: bytes, tag: bytes, unless: re.Pattern[bytes] | None = None) -> bytes:
-    """Cut what lies between an element's tags: much of a page, and costly to parse.
-
-    Args:
-        unless: leave what this is found in.
-    """
+def _without_junk(data: bytes) -> bytes:
+    """Cut scripts, styles, drawings and mere menus: much of a page, and costly to parse."""
     pieces: list[bytes] = []
     at = found = 0
-    opening, closing = b"<" + tag, b"</" + tag
-    while (start := data.find(opening, found)) >= 0 and (end := data.find(closing, start)) >= 0:
-        inside = start + len(opening)
-        found = end
-        if data[inside : inside + 1] not in _AFTER_NAME:
-            found = inside  # another element, whose name begins alike
-        elif unless is None or not unless.search(data, inside, end):
-            pieces += (data[at:inside], b">")
-            at = end
+    unclosed: set[bytes] = set()
+    while match := _CUT.search(data, found):
+        tag, found = match.group(1), match.end()
+        end = -1 if tag in unclosed else data.find(b"</" + tag, found)
+        if end < 0:
+            unclosed.add(tag)
+        elif tag not in (b"nav", b"footer") or not _CONTENT.search(data, found, end):
+            pieces += (data[at:found], b">")
+            at = found = end
     return b"".join([*pieces, data[at:]]) if pieces else data
 
 
