@@ -31,9 +31,13 @@ class FastText(NamedTuple):
     doubt: str
 
 
-def extract_fast(html: str) -> FastText:
-    """Return a page's main text and the reason to doubt it, if there is one."""
-    return _choose(Markup(html))
+def extract_fast(html: str, utf8: bytes | None = None) -> FastText:
+    """Return a page's main text and the reason to doubt it, if there is one.
+
+    Args:
+        utf8: the page as bytes, where they are at hand.
+    """
+    return _choose(Markup(html, utf8))
 
 
 def _choose(walk: Markup) -> FastText:

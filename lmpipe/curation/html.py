@@ -83,17 +83,22 @@ def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, s
     charset = page_charset(body, header_charset)
     html = decode_text(body, charset)
     if extractor == "cascade":
-        text, author = cascade(html)
+        is_encoded = charset == "utf-8" and "\ufffd" not in html and body[:1] != b"\xef"
+        text, author = cascade(html, body if is_encoded else None)
     else:
         text, author = extract_text(extractor, html), extractor
     return clean_text(text), charset, author
 
 
-def cascade(html: str) -> tuple[str, str]:
-    """Return the walk's text, or trafilatura_fast's where it doubts itself, and whose it is."""
+def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
+    """Return the walk's text, or trafilatura_fast's where it doubts itself, and whose it is.
+
+    Args:
+        utf8: the page as bytes, where they are at hand.
+    """
     from lmpipe.curation.blocks import extract_fast
 
-    text, doubt = extract_fast(html)
+    text, doubt = extract_fast(html, utf8)
     if not doubt:
         return text, "walk"
     slow = extract_text("trafilatura_fast", html)

@@ -62,9 +62,14 @@ class Block(NamedTuple):
 
 
 class Markup:
-    """A page's blocks in order, and its elements as intervals of them."""
+    """A page's blocks in order, and its elements as intervals of them.
 
-    def __init__(self, html: str) -> None:
+    Args:
+        html: the page.
+        utf8: the same as bytes, where they are at hand: encoding 170 kB takes 0.2 ms.
+    """
+
+    def __init__(self, html: str, utf8: bytes | None = None) -> None:
         self.blocks: list[Block] = []
         self.intervals: list[tuple[int, int, str]] = []  # start, end, tag; inner before outer
         self.flagged: list[tuple[int, int]] = []
@@ -85,7 +90,7 @@ class Markup:
             "br": self._break,
             "a": self._link,
         }
-        if (root := _parse(html)) is not None:
+        if (root := _parse(html, utf8)) is not None:
             self._handlers.get(root.tag, self._inline)(root)
             self._flush()
 
@@ -204,8 +209,8 @@ def _ignore(element: Any) -> None:
     """Skip an element that holds no text of the page."""
 
 
-def _parse(html: str) -> Any:
-    data = _without_junk(html.encode("utf-8", "replace"))
+def _parse(html: str, utf8: bytes | None) -> Any:
+    data = _without_junk(html.encode("utf-8", "replace") if utf8 is None else utf8)
     parser = etree.HTMLParser(
         encoding="utf-8",
         remove_comments=True,

@@ -1,7 +1,8 @@
 import pytest
 
 from lmpipe.curation.blocks import extract_fast
-from lmpipe.curation.html import cascade
+from lmpipe.curation.html import cascade, clean_text, extract_page
+from lmpipe.curation.http import decode_text
 
 SENTENCE = "A sentence of the article that is long enough to be taken for prose by its length. "
 PARAGRAPHS = "".join(f"<p>Part {n}. {SENTENCE * 3}</p>" for n in range(4))
@@ -128,3 +129,13 @@ def test_a_text_of_more_than_ten_megabytes_is_read_whole() -> None:
     text, doubt = extract_fast(f"<body><p>{SENTENCE * 130_000}</p></body>")
     assert len(text) == len(SENTENCE) * 130_000 - 1
     assert doubt == ""
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "utf-8-sig", "latin-1", "utf-16-le"])
+@pytest.mark.parametrize("bad", [b"", b"\xff\xfe", b"\0"])
+def test_a_page_reads_alike_from_its_own_bytes_and_from_its_text(charset: str, bad: bytes) -> None:
+    body = page("<p>Größe, naïve façade</p>", "<nav>Menü</nav>").encode(charset) + bad
+    text, found, author = extract_page(("cascade", body, None))
+    html = decode_text(body, found)
+    assert text == clean_text(extract_fast(html).text)
+    assert author == "walk"
