@@ -50,6 +50,7 @@ def arc_records(path: Path) -> Iterator[tuple[int, bytes]]:
             while (line := stream.line()) == b"\n":
                 pass
             if not line:
+                stream.check_end()
                 return
             offset = stream.line_offset
             match = _LINE.match(line.rstrip(b"\r\n"))
@@ -90,6 +91,11 @@ class _Stream:
         self._at = 0
         self._starts: list[tuple[int, int]] = []  # place in the buffer, offset of its member
         self.line_offset = 0
+
+    def check_end(self) -> None:
+        """Raise ArcError if the file ends inside a gzip member."""
+        if self._is_gzip and not self._inflate.eof:
+            raise ArcError("a gzip member is cut short", self._member)
 
     def line(self) -> bytes:
         """Return the next line with its end; empty at the end of the file."""

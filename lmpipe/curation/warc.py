@@ -110,7 +110,8 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             is_empty = self.census.records.total() == num_before
             gap = start if is_empty else _end_of_record(self.path, self._offset)
             start = record_start(self.path, max(self._offset + 1, gap), stop)
-            if error or start is not None:
+            is_end_known = is_empty or gap > self._offset
+            if error or start is not None or (is_end_known and _has_more(self.path, gap, stop)):
                 yield self._unreadable(gap, error or "no record")
 
     def _bounds(self) -> tuple[int | None, int | None]:
@@ -174,8 +175,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         if status is None:
             return self._removed(record, "bad_http_header")
         if status != 200:
-            self.census.skip(f"status {status}")
-            return None
+            return self._other_response(record, f"status {status}")
         return self._html_page(record)
 
     def _note_original(self, record: WarcRecord) -> None:
@@ -200,8 +200,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         headers = record.http_headers
         content_type = (headers.get("Content-Type") or "").split(";")[0].strip().lower()
         if content_type and content_type not in HTML_TYPES:
-            self.census.skip(content_type[:80])
-            return None
+            return self._other_response(record, content_type[:80])
         try:
             expected = record.content_length
             if expected > self.max_page_bytes:
@@ -231,6 +230,13 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             content_type=content_type,
             header_charset=charset.group(1) if charset else None,
         )
+
+    def _other_response(self, record: WarcRecord, kind: str) -> Document | None:
+        """Count a response that is no page, unless it ends inside its header, which then lies."""
+        if record.content_length > 0 and not record.reader.read(1):
+            return self._removed(record, "truncated_record")
+        self.census.skip(kind)
+        return None
 
     def _removed(
         self,
@@ -327,13 +333,25 @@ def _end_of_record(path: Path, position: int) -> int:
         if head[:2] == b"\x1f\x8b":
             return _end_of_member(file, head, position)
         match = re.search(rb"^Content-Length:\s*(\d+)\s*$", head, re.I | re.M)
-        end = head.find(b"\r\n\r\n")
-        if not head.startswith(b"WARC/") or match is None or end < 0:
+        blank = re.search(rb"\r?\n\r?\n", head)
+        if not head.startswith(b"WARC") or match is None or blank is None:
             return position
-        end = position + end + 4 + int(match.group(1))
+        end = position + blank.end() + int(match.group(1))
         file.seek(end)
         rest = file.read(4)
         return end + len(rest) - len(rest.lstrip(b"\r\n"))
+
+
+def _has_more(path: Path, position: int, stop: int | None) -> bool:
+    """Say whether anything but padding lies beyond the last record."""
+    if stop is not None:
+        return False
+    with path.open("rb") as file:
+        file.seek(position)
+        while block := file.read(_PIECE_BYTES):
+            if block.strip(b"\0\r\n\t "):
+                return True
+    return False
 
 
 def _end_of_member(file: Any, block: bytes, position: int) -> int:
