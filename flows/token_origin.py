@@ -53,6 +53,7 @@ def step_rows(store: Store, artifact: str, step: int) -> list[dict[str, Any]]:
     """Return a row per sequence and document of a step of pretraining, in the order of reading."""
     from lmpipe.tokenization.index import SplitIndex
     from lmpipe.tokenization.order import SequenceOrder
+    from lmpipe.tokenization.packing import lay_out
 
     checkpoint = _found(store, artifact or "pretrain")
     config = checkpoint.manifest.config
@@ -68,23 +69,25 @@ def step_rows(store: Store, artifact: str, step: int) -> list[dict[str, Any]]:
         raise ConfigError(f"--step {step} must be in [0, {steps}): the run has {steps} steps")
     shards = _shards(_input(checkpoint, "shards"))
     index = SplitIndex.of(shards, "train")
-    order = SequenceOrder((index.num_tokens - 1) // length, config["seed"])
+    # checkpoints from before the choice have no such key
+    layout = lay_out(index, length, config.get("packing", "concatenate"))
+    order = SequenceOrder(layout.num_sequences, config["seed"])
     rows: list[dict[str, Any]] = []
     where: dict[str, str] = {}
     for position, number in enumerate(order.numbers(step * batch, batch).tolist()):
-        start = number * length
-        documents = index.documents(start, start + length + 1)
-        for document in dict.fromkeys(documents.tolist()):
-            first = max(start, int(index.document_starts[document]))
-            shard, offset = index.shard_of(first)
-            row = {
-                "sequence": step * batch + position,
-                "token": f"train/{shard}:{offset}",
-                "tokens": int((documents == document).sum()),
-                "document": index.document_id(document),
-            }
-            where[row["document"]] = shard
-            rows.append(row)
+        for start, stop in layout.spans(number):
+            documents = index.documents(start, stop)
+            for document in dict.fromkeys(documents.tolist()):
+                first = max(start, int(index.document_starts[document]))
+                shard, offset = index.shard_of(first)
+                row = {
+                    "sequence": step * batch + position,
+                    "token": f"train/{shard}:{offset}",
+                    "tokens": int((documents == document).sum()),
+                    "document": index.document_id(document),
+                }
+                where[row["document"]] = shard
+                rows.append(row)
     origins = _origins(shards, where)
     return [{**row, **origins[row["document"]]} for row in rows]
 

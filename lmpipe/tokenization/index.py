@@ -64,6 +64,11 @@ class SplitIndex:
         edges = np.clip(self.document_starts[first : last + 1], start, None)
         return np.repeat(np.arange(first, last + 1), np.diff(edges, append=stop))
 
+    def is_document_start(self, place: int) -> bool:
+        """Return whether a document begins at a token of the stream."""
+        number = int(np.searchsorted(self.document_starts, place))
+        return number < self.document_starts.size and int(self.document_starts[number]) == place
+
     def document_id(self, document_number: int) -> str:
         """Return the id of a document by its number in the split."""
         return str(self.document_ids[document_number].as_py())

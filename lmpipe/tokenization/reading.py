@@ -1,8 +1,8 @@
 """Sequences for training, read from memory-mapped token shards.
 
-The shards of a split are one long stream. Sequence i is tokens [i·T, i·T + T], T+1 of them, so that
-inputs and targets are both T long and every target is learnt once: concatenate and chunk. The
-alternative, best-fit packing, cuts fewer documents and pays with padding; it is not written.
+The shards of a split are one long stream. A sequence has T+1 tokens, so that inputs and targets are
+both T long: tokens [i·T, i·T + T] of the stream for sequence i (concatenate and chunk), or whole
+documents that fit together and padding behind them (best fit); see `packing.py`.
 """
 
 from pathlib import Path
@@ -15,7 +15,10 @@ from lmpipe.artifacts.types import TokenShards
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.tokenization.blocks import RemoteTokens
 from lmpipe.tokenization.index import SplitIndex
+from lmpipe.tokenization.packing import PackingName, lay_out
 from lmpipe.tokenization.shard_file import map_tokens
+
+NO_DOCUMENT = -1  # the number of padding
 
 
 class TokenReader:
@@ -25,9 +28,17 @@ class TokenReader:
         folder: a TokenShards artifact on the local disk.
         split: "train" or "validation".
         sequence_length: T; a sequence has T+1 tokens.
+        packing: how documents are laid out in sequences.
     """
 
-    def __init__(self, folder: Path, split: str, sequence_length: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        sequence_length: int,
+        *,
+        packing: PackingName = "concatenate",
+    ) -> None:
         _check_length(sequence_length)
         paths = sorted((folder / split).glob("*.bin"), key=lambda path: path.stem)
         if not paths:
@@ -37,23 +48,33 @@ class TokenReader:
         shards = [map_tokens(path) for path in paths]
         names, sizes = [path.stem for path in paths], [shard.size for shard in shards]
         index = SplitIndex(folder / "index.parquet", split, names, sizes)
-        self._fill(shards, index, sequence_length)
+        self._fill(shards, index, sequence_length, packing)
 
     @classmethod
-    def of(cls, artifact: TokenShards, split: str, sequence_length: int) -> Self:
+    def of(
+        cls,
+        artifact: TokenShards,
+        split: str,
+        sequence_length: int,
+        *,
+        packing: PackingName = "concatenate",
+    ) -> Self:
         """Read an artifact where it lies: mapped from a disk, in blocks from an object store."""
         if artifact.store.is_local:
-            return cls(artifact.local_dir(), split, sequence_length)
+            return cls(artifact.local_dir(), split, sequence_length, packing=packing)
         _check_length(sequence_length)
         reader = cls.__new__(cls)
         index = SplitIndex.of(artifact, split)
         shards = [RemoteTokens(artifact, f"{split}/{name}.bin") for name in index.names]
-        reader._fill(shards, index, sequence_length)
+        reader._fill(shards, index, sequence_length, packing)
         return reader
 
-    def _fill(self, shards: list[Any], index: SplitIndex, sequence_length: int) -> None:
+    def _fill(
+        self, shards: list[Any], index: SplitIndex, sequence_length: int, packing: PackingName
+    ) -> None:
         self.sequence_length = sequence_length
         self.index = index
+        self.layout = lay_out(index, sequence_length, packing)
         self._shards = shards
         self._edges = index.edges
 
@@ -64,8 +85,8 @@ class TokenReader:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the split; the last incomplete one is left out."""
-        return max(0, (self.num_tokens - 1) // self.sequence_length)
+        """Sequences of the split."""
+        return self.layout.num_sequences
 
     @property
     def num_documents(self) -> int:
@@ -73,14 +94,26 @@ class TokenReader:
         return len(self.index.document_ids)
 
     def sequence(self, number: int) -> NDArray[np.int64]:
-        """Return the T+1 tokens of a sequence."""
-        start = self._start(number)
-        return self.tokens(start, start + self.sequence_length + 1)
+        """Return the T+1 tokens of a sequence; padding is 0, which also is some token's id."""
+        return self._padded([self.tokens(*span) for span in self._spans(number)], 0)
 
     def document_numbers(self, number: int) -> NDArray[np.int64]:
-        """Return the document number of each of the T+1 tokens of a sequence."""
-        start = self._start(number)
-        return self.documents(start, start + self.sequence_length + 1)
+        """Return the document number of each of the T+1 tokens; NO_DOCUMENT is padding's."""
+        return self._padded([self.documents(*span) for span in self._spans(number)], NO_DOCUMENT)
+
+    def is_target(self, number: int) -> NDArray[np.bool_]:
+        """Return which of the T+1 tokens of a sequence are learnt.
+
+        Not the first, which has nothing before it; not padding; and not where a piece begins inside
+        its document, since that token is a target where the piece before it ends.
+        """
+        learnt = np.zeros(self.sequence_length + 1, np.bool_)
+        place = 0
+        for start, stop in self._spans(number):
+            begins = place > 0 and self.index.is_document_start(start)
+            learnt[place if begins else place + 1 : place + stop - start] = True
+            place += stop - start
+        return learnt
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return tokens [start, stop) of the split's stream, across shard edges."""
@@ -108,10 +141,16 @@ class TokenReader:
         place = self.index.place(shard, offset)
         return self.document_id(int(self.documents(place, place + 1)[0]))
 
-    def _start(self, number: int) -> int:
+    def _spans(self, number: int) -> list[tuple[int, int]]:
         if not 0 <= number < self.num_sequences:
             raise IndexError(f"sequence {number} of {self.num_sequences}")
-        return number * self.sequence_length
+        return self.layout.spans(number)
+
+    def _padded(self, pieces: list[NDArray[np.int64]], padding: int) -> NDArray[np.int64]:
+        room = self.sequence_length + 1 - sum(piece.size for piece in pieces)
+        if len(pieces) == 1 and not room:
+            return pieces[0]
+        return np.concatenate([*pieces, np.full(room, padding, np.int64)])
 
 
 def _check_length(sequence_length: int) -> None:

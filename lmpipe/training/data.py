@@ -27,6 +27,9 @@ class Sequences(Protocol):
 
     def document_numbers(self, number: int) -> NDArray[np.int64]: ...
 
+    def is_target(self, number: int) -> NDArray[np.bool_]:
+        """Return which of the T+1 tokens are learnt; the first is not."""
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -112,16 +115,18 @@ def cut(
 def _micro_batch(
     sequences: Sequences, numbers: list[int], rows: int, device: torch.device, masking: bool
 ) -> MicroBatch:
-    filling = rows - len(numbers)
     # a filler must be some real sequence, so that no kernel meets a case of its own
     token_rows = [sequences.sequence(number) for number in numbers or [0]]
     documents = [sequences.document_numbers(number) for number in numbers or [0]] if masking else []
     tokens = _stack(token_rows, rows, device)
     target_BT = tokens[:, 1:].clone()
-    if filling:
-        target_BT[rows - filling :] = IGNORED
+    learnt = np.zeros((rows, target_BT.shape[1]), np.bool_)  # of a filler nothing is
+    for row, number in enumerate(numbers):
+        learnt[row] = sequences.is_target(number)[1:]
+    if not learnt.all():
+        target_BT.masked_fill_(torch.from_numpy(~learnt).to(device), IGNORED)
     document_BT = _stack(documents, rows, device)[:, :-1].contiguous() if masking else None
-    num_targets = len(numbers) * target_BT.shape[1]
+    num_targets = int(learnt.sum())
     return MicroBatch(tokens[:, :-1].contiguous(), target_BT, document_BT, num_targets)
 
 

@@ -14,6 +14,7 @@ from lmpipe.benchmarks.contamination import ACCEPT_DESCRIPTION, LIMIT_DESCRIPTIO
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
+from lmpipe.tokenization.packing import PackingName
 from lmpipe.training.launch import run_ranks
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.schedule import Schedule, ScheduleName
@@ -57,6 +58,11 @@ class PretrainConfig(StageConfig):
     )
     z_loss: float = Field(
         0.0, ge=0, le=1, description="Weight of log(Z)^2, which keeps logits from drifting; 1e-4."
+    )
+    packing: PackingName = Field(
+        "concatenate",
+        description="How documents fill training sequences: concatenate cuts one stream; best_fit "
+        "keeps whole what fits, and pads. Padding counts as training tokens.",
     )
     document_masking: bool = Field(
         True, description="Keep attention within documents where a sequence holds several."

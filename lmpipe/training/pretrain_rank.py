@@ -31,8 +31,10 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
     scratch = Path(job["scratch"])
     free_disk_check(scratch, cost.count_parameters(config.model).total)
     shards, length = Path(job["shards"]), config.sequence_length
+    train_reader = TokenReader(shards, "train", length, packing=config.packing)
     data = TrainingData(
-        train=TokenReader(shards, "train", length),
+        train=train_reader,
+        # one layout for all, so that losses compare across packings
         validation=TokenReader(shards, "validation", length),
         bytes_per_token=job["bytes_per_token"],
     )
@@ -42,7 +44,9 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
         data.train, config.seed, config.batch_sequences, document_masking=config.document_masking
     )
     write_final(run, batches, scratch / "final", job["eos"])
-    return summarise(run, batches, peak_memory_bytes(device), context.world_size)
+    summary = summarise(run, batches, peak_memory_bytes(device), context.world_size)
+    summary["metrics"]["packing"] = train_reader.layout.report().as_dict()
+    return summary
 
 
 def write_final(run: TrainingRun, batches: GlobalBatches, folder: Path, eos: int) -> None:
