@@ -14,7 +14,7 @@ def pipeline(recipe: PipelineConfig) -> Report:
     """Run a recipe from WARC files to the report."""
     curated = curate(recipe)
     tokens = tokenize(recipe, curated)
-    base = training.pretrain(recipe.pretrain, tokens.shards, tokens.tokenizer)
+    base = training.pretrain(recipe.pretrain, tokens.shards, tokens.tokenizer, tokens.others)
     aligned = align(recipe, base)
     scores = evaluate(recipe, [base, *aligned])
     artifacts = [*curated.stages, tokens.tokenizer, tokens.shards, base, *aligned, *scores]

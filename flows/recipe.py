@@ -6,6 +6,7 @@ another recipe and changes what is named.
 """
 
 import difflib
+import re
 import types
 import typing
 from pathlib import Path
@@ -40,6 +41,7 @@ from lmpipe.runtime.redaction import Redactor
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.tokenization.shards import ShardsConfig
 from lmpipe.tokenization.tokenizer import TokenizerConfig
+from lmpipe.training.mixing import MAIN
 from lmpipe.training.pretrain import PretrainConfig
 from tasks.conductor import Settings
 
@@ -80,6 +82,11 @@ class Sources(_Section):
         None, description="Texts that resample draws towards (JSONL or text); null: no draw."
     )
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
+    mixture: dict[str, SourceSpec] = Field(
+        default_factory=dict,
+        description="Parquet, JSONL or text that pretraining reads beside the recipe's own "
+        "documents (`main`), by the name that pretrain.mixture weighs it by.",
+    )
 
     @model_validator(mode="after")
     def _one_beginning(self) -> Self:
@@ -139,6 +146,28 @@ class PipelineConfig(_Section):
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Benchmarks.")
     report: ReportConfig = Field(ReportConfig(), description="The page about the run.")
     scale: ScaleConfig = Field(ScaleConfig(), description="Scaling sweep.")
+
+    @model_validator(mode="after")
+    def _mixture_has_its_sources(self) -> Self:
+        for name in self.sources.mixture:
+            if not re.fullmatch("[a-z0-9][a-z0-9_-]*", name) or name == MAIN:
+                raise ValueError(
+                    f"sources.mixture.{name}: a name has a-z, 0-9, _ and -, and is not {MAIN!r}, "
+                    "which is the recipe's own documents"
+                )
+        for name in self.mixed_in:
+            if name not in self.sources.mixture:
+                known = ", ".join((MAIN, *sorted(self.sources.mixture)))
+                raise ValueError(
+                    f"pretrain.mixture weighs {name!r}, which is no token set; known are {known}. "
+                    f"Add sources.mixture.{name}"
+                )
+        return self
+
+    @property
+    def mixed_in(self) -> tuple[str, ...]:
+        """Token sets that pretraining reads beside the recipe's own."""
+        return self.pretrain.mixture.names[1:] if self.pretrain.mixture else ()
 
     def portable(self) -> "PipelineConfig":
         """Return the recipe for another installation: what lies in this one is named from its root.

@@ -5,6 +5,8 @@ both T long: tokens [i·T, i·T + T] of the stream for sequence i (concatenate a
 documents that fit together and padding behind them (best fit); see `packing.py`.
 """
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,12 +15,13 @@ from numpy.typing import NDArray
 
 from lmpipe.artifacts.types import TokenShards
 from lmpipe.errors import ConfigError, InputError
-from lmpipe.tokenization.blocks import RemoteTokens
+from lmpipe.tokenization.blocks import BlockCache, remote_shards
 from lmpipe.tokenization.index import SplitIndex
 from lmpipe.tokenization.packing import PackingName, lay_out
-from lmpipe.tokenization.shard_file import map_tokens
+from lmpipe.tokenization.shard_file import map_tokens, token_dtype
 
 NO_DOCUMENT = -1  # the number of padding
+REQUESTS_AT_A_TIME = 16  # to an object store, which answers each after milliseconds
 
 
 class TokenReader:
@@ -58,15 +61,23 @@ class TokenReader:
         sequence_length: int,
         *,
         packing: PackingName = "concatenate",
+        cache: BlockCache | None = None,
     ) -> Self:
-        """Read an artifact where it lies: mapped from a disk, in blocks from an object store."""
+        """Read an artifact where it lies: mapped from a disk, in blocks from an object store.
+
+        Args:
+            cache: what may be kept on this host of an object store's shards; all, if left out.
+        """
         if artifact.store.is_local:
             return cls(artifact.local_dir(), split, sequence_length, packing=packing)
         _check_length(sequence_length)
         reader = cls.__new__(cls)
         index = SplitIndex.of(artifact, split)
-        shards = [RemoteTokens(artifact, f"{split}/{name}.bin") for name in index.names]
+        dtype = token_dtype(artifact.read_json("meta.json")["vocab_size"])
+        cache = cache or BlockCache(1 << 62)
+        shards = remote_shards(artifact, split, index.names, dtype, cache)
         reader._fill(shards, index, sequence_length, packing)
+        reader._threads = REQUESTS_AT_A_TIME
         return reader
 
     def _fill(
@@ -77,6 +88,7 @@ class TokenReader:
         self.layout = lay_out(index, sequence_length, packing)
         self._shards = shards
         self._edges = index.edges
+        self._threads = 1
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +108,13 @@ class TokenReader:
     def sequence(self, number: int) -> NDArray[np.int64]:
         """Return the T+1 tokens of a sequence; padding is 0, which also is some token's id."""
         return self._padded([self.tokens(*span) for span in self._spans(number)], 0)
+
+    def sequences(self, numbers: Sequence[int]) -> list[NDArray[np.int64]]:
+        """Return several sequences; from an object store many are fetched at a time."""
+        if self._threads == 1:
+            return [self.sequence(number) for number in numbers]
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(self.sequence, numbers))
 
     def document_numbers(self, number: int) -> NDArray[np.int64]:
         """Return the document number of each of the T+1 tokens; NO_DOCUMENT is padding's."""
