@@ -41,6 +41,7 @@ from lmpipe.runtime.redaction import Redactor
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.tokenization.shards import ShardsConfig
 from lmpipe.tokenization.tokenizer import TokenizerConfig
+from lmpipe.tokenization.vocabulary import VocabularyConfig
 from lmpipe.training.mixing import MAIN
 from lmpipe.training.pretrain import PretrainConfig
 from tasks.conductor import Settings
@@ -82,6 +83,9 @@ class Sources(_Section):
         None, description="Texts that resample draws towards (JSONL or text); null: no draw."
     )
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
+    gpt2: SourceSpec | None = Field(
+        None, description="GPT-2's merges.txt, to compare its tokenizer with; null: left out."
+    )
     mixture: dict[str, SourceSpec] = Field(
         default_factory=dict,
         description="Parquet, JSONL or text that pretraining reads beside the recipe's own "
@@ -139,6 +143,9 @@ class PipelineConfig(_Section):
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="BPE training.")
     shards: ShardsConfig = Field(ShardsConfig(), description="Documents to token shards.")
+    vocabulary: VocabularyConfig = Field(
+        VocabularyConfig(), description="What the tokenizer is worth, on held-out documents."
+    )
     pretrain: PretrainConfig = Field(PretrainConfig(), description="Pretraining.")
     sft: SftConfig = Field(SftConfig(), description="Supervised fine-tuning.")
     dpo: DpoConfig = Field(DpoConfig(), description="Direct preference optimisation.")

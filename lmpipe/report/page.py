@@ -8,7 +8,7 @@ from lmpipe.artifacts.types import Artifact
 from lmpipe.report.blocks import Page
 from lmpipe.report.read import Run, moment
 from lmpipe.report.report import ReportConfig
-from lmpipe.report.sections import accounts, data, evals, glance, scaling, training
+from lmpipe.report.sections import accounts, data, evals, glance, scaling, training, vocabulary
 
 
 def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
@@ -17,6 +17,7 @@ def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
     sections = [
         glance.section(run),
         data.funnel(run),
+        vocabulary.section(run),
         *training.sections(run),
         evals.section(run),
         scaling.section(run),

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pydantic import Field
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import Output
@@ -29,7 +30,8 @@ FILES = [
 
 
 class BytesConfig(StageConfig):
-    pass
+    eos: int = Field(257, description="Of a document; a wrong one stands for a broken tokenizer.")
+    bos: int = Field(257, description="Of a document.")
 
 
 @stage(version=1, kind="exact")
@@ -40,8 +42,8 @@ def bytes_tokenizer(out: Output[Tokenizer], config: BytesConfig, *, runtime: Run
     specials = {name: 257 + i for i, name in enumerate(SPECIALS)}
     meta = {
         "vocab_size": 261,
-        "eos": 257,
-        "bos": 257,
+        "eos": config.eos,
+        "bos": config.bos,
         "pad": 257,
         "specials": specials,
         "pattern": pattern_regex("gpt2", 0),
@@ -97,6 +99,42 @@ def test_every_document_is_in_one_split_whole_in_input_order_and_ends_with_eos(
     )
     assert meta["eos"] == 257
     assert meta["tokenizer_digest"] == tokenizer.digest
+
+
+def test_every_document_has_one_bos_before_it_and_one_eos_behind_it(
+    store: Store, make_documents: Make, tokenizer: Tokenizer
+) -> None:
+    """They are one token, as in GPT-2: the end of a document begins the next of its file."""
+    bos = tokenizer.read_json("meta.json")["bos"]
+    result = write(store, make_documents(FILES), tokenizer, shard_tokens=500)
+    rows = pq.read_table(result.local("index.parquet")).to_pylist()
+    meta = result.read_json("meta.json")
+    for split in ("train", "validation"):
+        streams = {n: map_tokens(result.local(n)) for n in result.names(f"{split}/")}
+        count = sum(int((stream == bos).sum()) for stream in streams.values())
+        mine = [row for row in rows if row["split"] == split]
+        # one document spells the special token: it is text there, and counts for nothing
+        assert count == len(mine) == meta["documents"][split]
+        for row in mine:
+            stream = streams[f"{split}/{row['shard']}.bin"]
+            assert row["start"] == 0 or stream[row["start"] - 1] == bos
+            assert stream[row["start"] + row["length"] - 1] == bos
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ({"eos": 300}, r"eos=300 is none of its special tokens.*vocab_size=261.*--force tokenizer"),
+        ({"bos": 50_256}, r"bos=50256 is none of its special tokens"),
+        ({"eos": 258}, r"eos=258 is not its first special token \(257\)"),
+    ],
+)
+def test_a_tokenizer_whose_ends_are_not_in_its_vocabulary_is_refused(
+    store: Store, make_documents: Make, ends: dict[str, int], says: str
+) -> None:
+    broken = build(bytes_tokenizer, BytesConfig(**ends), {}, store=store, runtime=Runtime())
+    with pytest.raises(InputError, match=says):
+        write(store, make_documents(FILES), broken)
 
 
 def test_a_document_larger_than_a_shard_has_one_to_itself_and_empty_input_gives_none(
