@@ -5,6 +5,7 @@ both T long: tokens [i·T, i·T + T] of the stream for sequence i (concatenate a
 documents that fit together and padding behind them (best fit); see `packing.py`.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,7 +88,7 @@ class TokenReader:
         self.index = index
         self.layout = lay_out(index, sequence_length, packing)
         self._shards = shards
-        self._edges = index.edges
+        self._edges: list[int] = index.edges.tolist()
         self._threads = 1
 
     @property
@@ -136,11 +137,11 @@ class TokenReader:
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return tokens [start, stop) of the split's stream, across shard edges."""
-        first = int(np.searchsorted(self._edges, start, side="right")) - 1
+        first = bisect_right(self._edges, start) - 1
         out = np.empty(stop - start, np.int64)
         filled = 0
         while filled < out.size:
-            begin = start + filled - int(self._edges[first])
+            begin = start + filled - self._edges[first]
             piece = self._shards[first][begin : begin + out.size - filled]
             out[filled : filled + piece.size] = piece
             filled += piece.size
@@ -166,9 +167,9 @@ class TokenReader:
         return self.layout.spans(number)
 
     def _padded(self, pieces: list[NDArray[np.int64]], padding: int) -> NDArray[np.int64]:
-        room = self.sequence_length + 1 - sum(piece.size for piece in pieces)
-        if len(pieces) == 1 and not room:
+        if len(pieces) == 1 and pieces[0].size == self.sequence_length + 1:
             return pieces[0]
+        room = self.sequence_length + 1 - sum(piece.size for piece in pieces)
         return np.concatenate([*pieces, np.full(room, padding, np.int64)])
 
 

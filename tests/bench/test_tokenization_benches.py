@@ -49,7 +49,8 @@ def test_training_is_measured_over_the_size_of_a_text_that_it_makes_itself(
     rows = bpe_scale.run(
         {"paths": [path], "megabytes": [1], "vocab_size": 280, "threads": 1, "plot": str(plot)}
     )
-    assert [row["metric"] for row in rows] == ["count", "learn", "peak_memory", "distinct_pieces"]
+    metrics = ["count", "learn", "cpu", "peak_memory", "distinct_pieces"]
+    assert [row["metric"] for row in rows] == metrics
     assert all(set(row) == FIELDS and row["value"] > 0 for row in rows)
     assert plot.read_text().count("<polyline") + plot.read_text().count("<circle") >= 2
 

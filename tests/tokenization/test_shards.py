@@ -154,6 +154,36 @@ def test_a_document_larger_than_a_shard_has_one_to_itself_and_empty_input_gives_
     assert result.read_json("meta.json")["unigram_entropy_nats"] is None
 
 
+@stage(version=1, kind="exact")
+def wide_tokenizer(out: Output[Tokenizer], config: BytesConfig, *, runtime: Runtime) -> Tokenizer:
+    """Every byte and every pair of bytes is a token: 65,792 of them, then the specials."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {bytes([a, b]): 256 + 256 * a + b for a in range(256) for b in range(256)}
+    specials = {name: len(ranks) + i for i, name in enumerate(SPECIALS)}
+    ends = dict.fromkeys(("eos", "bos", "pad"), len(ranks))
+    meta = {"vocab_size": len(ranks) + 4, "specials": specials, "pattern": pattern_regex("gpt2", 0)}
+    out.write_bytes("ranks.tiktoken", format_ranks(ranks))
+    out.write_bytes("meta.json", json.dumps({**meta, **ends}).encode())
+    return out.commit()
+
+
+def test_ids_above_65535_come_back_as_they_were(store: Store, make_documents: Make) -> None:
+    wide = build(wide_tokenizer, BytesConfig(), {}, store=store, runtime=Runtime())
+    result = write(store, make_documents(FILES), wide, shard_tokens=500)
+    encoding = Encoding.load(wide)
+    reader = TokenReader(result.local_dir(), "train", 16)
+    stream = reader.tokens(0, reader.num_tokens)
+    assert encoding.eos == 65_792
+    assert int((stream == encoding.eos).sum()) == reader.num_documents
+    assert int(stream.max()) > 65_535
+    texts = [text for texts in FILES for text in texts]
+    numbers = reader.documents(0, reader.num_tokens)
+    for number in range(reader.num_documents):
+        expected = encoding.encode_ordinary(texts[int(reader.document_id(number), 16)])
+        assert stream[numbers == number].tolist() == [*expected, encoding.eos]
+    assert result.read_json("meta.json")["dtype"] == "uint32"
+
+
 def test_one_two_and_four_workers_write_the_same_bytes(
     store: Store, make_documents: Make, tokenizer: Tokenizer
 ) -> None:

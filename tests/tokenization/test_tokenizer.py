@@ -195,6 +195,21 @@ def test_a_text_that_tiktoken_cannot_cut_gets_the_ids_that_it_would_have_given(
     check()
 
 
+def test_a_panic_of_tiktoken_is_an_error_that_names_the_text_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = Encoding(ranks, pattern_regex("cl100k", 0), {"<|endoftext|>": 256})
+    text = "a" + " " * 1_000_000 + "b"
+    with pytest.raises(BaseException) as raised:
+        encoding.tiktoken.encode_ordinary(text)
+    assert not isinstance(raised.value, Exception)  # no `except Exception` would have met it
+    monkeypatch.setattr("lmpipe.tokenization.encoding.LONG_RUN", 10**9)
+    for encode in (encoding.encode_ordinary, encoding.encode_numpy):
+        with pytest.raises(InputError, match=r"1000002 characters that begins 'a  .*remove the"):
+            encode(text)
+
+
 def test_training_on_runs_of_a_hundred_thousand_characters_stays_small(
     store: Store, make_documents: Make
 ) -> None:

@@ -1,10 +1,13 @@
 """Several token sets as one body of sequences, and the recipe's words for it."""
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lmpipe.errors import ConfigError
@@ -69,6 +72,27 @@ def test_any_world_size_reads_the_same_mixture_after_two_resumes_across_stages_a
             rows = [[row for part in rank for row in part.target_BT.tolist()] for rank in parts]
             read += [tuple(rows[i % world_size][i // world_size]) for i in range(6)]
     assert read == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(1, 3)), min_size=1, max_size=6),
+    st.lists(st.integers(0, 40), min_size=5, max_size=5),
+)
+@settings(deadline=None, max_examples=25)
+def test_a_run_goes_on_with_the_same_data_on_other_ranks_and_micro_batches_after_any_step(
+    readers: list[TokenReader], worlds: list[tuple[int, int]], stops: list[int]
+) -> None:
+    whole = batches(readers)
+    edges = sorted({0, 40, *stops})
+    for part, (start, stop) in enumerate(itertools.pairwise(edges)):
+        world_size, rows = worlds[part % len(worlds)]
+        fresh = batches(readers)
+        for step in {start, stop - 1}:
+            ranks = [fresh.micro_batches(step, r, world_size, rows, CPU) for r in range(world_size)]
+            read = [[row for micro in rank for row in micro.token_BT.tolist()] for rank in ranks]
+            dealt = [read[i % world_size][i // world_size] for i in range(6)]
+            expected = [whole.sequences.sequence(n)[:-1].tolist() for n in whole.numbers(step)]
+            assert dealt == expected
 
 
 def test_what_is_read_is_what_the_manifest_says(readers: list[TokenReader]) -> None:
