@@ -60,7 +60,7 @@ class SplitIndex:
 
     def documents(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the document number of each token in [start, stop) of the split's stream."""
-        # few and plain numpy calls: at 2048 tokens they took 46 us of a sequence's 57, now 7 of 18
+        # few and plain numpy calls: at 2048 tokens they took 46 us of a sequence's 57, now 7 of 13
         first = int(self.document_starts.searchsorted(start, "right")) - 1
         last = int(self.document_starts.searchsorted(stop, "left"))
         edges = np.empty(last - first + 1, np.int64)

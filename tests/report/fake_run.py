@@ -142,6 +142,16 @@ def write_pretrain(out: Output[Any]) -> None:
              "tokens_per_second": 6500 + rng.gauss(0, 150), "seconds": step * 0.63}
         )  # fmt: skip
     write_curves(out, rows)
+    shares = {"main": [0.9, 0.5], "code": [0.1, 0.5]}
+    out.metric(
+        "mixture",
+        {
+            name: {"tokens": 614_400, "share": sum(part) / 2, "epochs": 0.47, "stage_shares": part}
+            for name, part in shares.items()
+        },
+    )
+    cut = {"sequences": 5078, "padding_fraction": 0.002, "cut_fraction": 0.69, "cut_documents": 81}
+    out.metric("packing", dict.fromkeys(shares, cut))
     out.write_json(
         "meta.json", {"kind": "base", "parameters": 2_884_096, "tokens": 1_228_800, "step": 300}
     )

@@ -129,6 +129,13 @@ def test_the_tokenizer_is_priced_by_size_and_compared_by_language(
     assert rows["4,096"][4] == (percent(share) if share < 1 else "–")
 
 
+def test_the_page_says_what_each_token_set_gave_and_what_packing_costs(outline: Outline) -> None:
+    text = "|".join(outline.text)
+    assert "What each token set gave|token set|share|tokens|epochs|stage 1|stage 2|main" in text
+    assert "|70.0%|614k|0.47|90.0%|50.0%|code" in text
+    assert "Documents in sequences" in text and "|5,078|0.2%|69.0%|81" in text
+
+
 def test_no_chart_is_empty(outline: Outline, html: str) -> None:
     charts = re.findall(r"<svg.*?</svg>", html)
     assert len(charts) >= 20
