@@ -111,13 +111,27 @@ class RemoteTokens:
         self._is_checked = np.zeros(sums.size, np.bool_)
 
     def __getitem__(self, places: slice) -> NDArray[Any]:
-        start, stop, step = places.indices(self.size)
-        assert step == 1
         if self._data is None:
             self._open()
+        return self._read(*self._range(places)).view(self._dtype)
+
+    def missing(self, places: slice) -> list[int]:
+        """Return the blocks of a slice that are not on the disk; asks the store for nothing."""
+        blocks = _blocks(*self._range(places))
+        return [b for b in blocks if self._data is None or not self._is_there(b)]
+
+    def keep(self, block: int) -> None:
+        """Fetch a block, if there is room for it."""
+        if self._data is None:
+            self._open()
+        if not self._is_there(block):
+            self._keep(block)
+
+    def _range(self, places: slice) -> tuple[int, int]:
+        start, stop, step = places.indices(self.size)
+        assert step == 1
         width = self._dtype.itemsize
-        found = self._read(HEADER_BYTES + start * width, HEADER_BYTES + stop * width)
-        return found.view(self._dtype)
+        return HEADER_BYTES + start * width, HEADER_BYTES + stop * width
 
     def _open(self) -> None:
         """Map the shard's file of blocks and compare its header with what the index promised."""
@@ -132,8 +146,7 @@ class RemoteTokens:
 
     def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
         assert self._data is not None
-        blocks = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        if all(self._is_there(block) or self._keep(block) for block in blocks):
+        if all(self._is_there(block) or self._keep(block) for block in _blocks(start, stop)):
             return self._data[start:stop]
         return np.frombuffer(self._fetch(start, stop), np.uint8)
 
@@ -183,6 +196,10 @@ class RemoteTokens:
         return data
 
 
+def _blocks(start: int, stop: int) -> range:
+    return range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+
+
 def _checksum(data: Any) -> int:
     """Return 64 bits that are never 0, which stands for a block that is not there."""
     return xxhash.xxh3_64_intdigest(data) or 1
@@ -194,4 +211,4 @@ def _shared(path: Path, num_bytes: int) -> NDArray[np.uint8]:
     with path.open("ab") as file:  # never truncates what another process has filled
         if file.tell() < num_bytes:
             file.truncate(num_bytes)
-    return np.memmap(path, np.uint8, "r+", shape=(num_bytes,))
+    return np.asarray(np.memmap(path, np.uint8, "r+", shape=(num_bytes,)))

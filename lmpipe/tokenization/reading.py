@@ -78,7 +78,7 @@ class TokenReader:
         cache = cache or BlockCache(1 << 62)
         shards = remote_shards(artifact, split, index.names, dtype, cache)
         reader._fill(shards, index, sequence_length, packing)
-        reader._threads = REQUESTS_AT_A_TIME
+        reader._requests = ThreadPoolExecutor(REQUESTS_AT_A_TIME)
         return reader
 
     def _fill(
@@ -89,7 +89,7 @@ class TokenReader:
         self.layout = lay_out(index, sequence_length, packing)
         self._shards = shards
         self._edges: list[int] = index.edges.tolist()
-        self._threads = 1
+        self._requests: ThreadPoolExecutor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -111,11 +111,28 @@ class TokenReader:
         return self._padded([self.tokens(*span) for span in self._spans(number)], 0)
 
     def sequences(self, numbers: Sequence[int]) -> list[NDArray[np.int64]]:
-        """Return several sequences; from an object store many are fetched at a time."""
-        if self._threads == 1:
+        """Return several sequences; from an object store many blocks are fetched at a time."""
+        if self._requests is None:
             return [self.sequence(number) for number in numbers]
-        with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(self.sequence, numbers))
+        wanted = [self._missing(number) for number in numbers]
+        # each block once, and then what no block may be kept of
+        blocks = dict.fromkeys((shard, block) for part in wanted for shard, block in part)
+        list(self._requests.map(lambda place: self._shards[place[0]].keep(place[1]), blocks))
+        late = [n for n, part in zip(numbers, wanted, strict=True) if part and self._missing(n)]
+        found = dict(zip(late, self._requests.map(self.sequence, late), strict=True))
+        return [found[n] if n in found else self.sequence(n) for n in numbers]
+
+    def _missing(self, number: int) -> list[tuple[int, int]]:
+        """Return shard and block of what a sequence needs and is not on this host."""
+        places: list[tuple[int, int]] = []
+        for start, stop in self._spans(number):
+            shard = bisect_right(self._edges, start) - 1
+            while start < stop:
+                begin, end = self._edges[shard], min(stop, self._edges[shard + 1])
+                blocks = self._shards[shard].missing(slice(start - begin, end - begin))
+                places += [(shard, block) for block in blocks]
+                start, shard = end, shard + 1
+        return places
 
     def document_numbers(self, number: int) -> NDArray[np.int64]:
         """Return the document number of each of the T+1 tokens; NO_DOCUMENT is padding's."""

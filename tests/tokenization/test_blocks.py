@@ -102,6 +102,22 @@ def test_many_threads_read_what_one_reads(
     assert cache.kept_bytes <= 10 * BLOCK
 
 
+def test_sequences_asked_for_together_fetch_each_block_once(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch, fetched: list[tuple[str, int, int]]
+) -> None:
+    local = TokenReader.of(shards, "train", 50)
+    reader, cache = remote(shards, monkeypatch)
+    numbers = list(range(local.num_sequences))
+    rows = reader.sequences(numbers)
+    assert all(map(np.array_equal, rows, local.sequences(numbers)))
+    bodies = [request for request in fetched if request[1] > 0]  # headers may come twice
+    assert len(set(bodies)) == len(bodies)
+    assert cache.kept_bytes == BLOCK * len({(path, start) for path, start, _ in fetched})
+    before = len(fetched)
+    reader.sequences(numbers[::-1])
+    assert len(fetched) == before
+
+
 def test_a_block_that_the_disk_lost_is_fetched_again(
     shards: TokenShards, monkeypatch: pytest.MonkeyPatch, fetched: list[tuple[str, int, int]]
 ) -> None:
