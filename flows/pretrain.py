@@ -9,4 +9,4 @@ from tasks import training
 def pretrain(recipe: PipelineConfig, tokens: Tokens | None = None) -> Checkpoint:
     """Pretrain the recipe's model; alone, it makes the tokens first."""
     tokens = tokens or tokenize(recipe)
-    return training.pretrain(recipe.pretrain, tokens.shards, tokens.tokenizer)
+    return training.pretrain(recipe.pretrain, tokens.shards, tokens.tokenizer, tokens.others)

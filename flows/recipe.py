@@ -6,6 +6,7 @@ another recipe and changes what is named.
 """
 
 import difflib
+import re
 import types
 import typing
 from pathlib import Path
@@ -40,6 +41,8 @@ from lmpipe.runtime.redaction import Redactor
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.tokenization.shards import ShardsConfig
 from lmpipe.tokenization.tokenizer import TokenizerConfig
+from lmpipe.tokenization.vocabulary import VocabularyConfig
+from lmpipe.training.mixing import MAIN
 from lmpipe.training.pretrain import PretrainConfig
 from tasks.conductor import Settings
 
@@ -84,6 +87,14 @@ class Sources(_Section):
         None, description="Texts that resample draws towards (JSONL or text); null: no draw."
     )
     benchmarks: SourceSpec = Field(description="Eval items as JSONL, one file per set.")
+    gpt2: SourceSpec | None = Field(
+        None, description="GPT-2's merges.txt, to compare its tokenizer with; null: left out."
+    )
+    mixture: dict[str, SourceSpec] = Field(
+        default_factory=dict,
+        description="Parquet, JSONL or text that pretraining reads beside the recipe's own "
+        "documents (`main`), by the name that pretrain.mixture weighs it by.",
+    )
 
     @model_validator(mode="after")
     def _one_beginning(self) -> Self:
@@ -136,6 +147,9 @@ class PipelineConfig(_Section):
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="BPE training.")
     shards: ShardsConfig = Field(ShardsConfig(), description="Documents to token shards.")
+    vocabulary: VocabularyConfig = Field(
+        VocabularyConfig(), description="What the tokenizer is worth, on held-out documents."
+    )
     pretrain: PretrainConfig = Field(PretrainConfig(), description="Pretraining.")
     sft: SftConfig = Field(SftConfig(), description="Supervised fine-tuning.")
     dpo: DpoConfig = Field(DpoConfig(), description="Direct preference optimisation.")
@@ -143,6 +157,28 @@ class PipelineConfig(_Section):
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="Benchmarks.")
     report: ReportConfig = Field(ReportConfig(), description="The page about the run.")
     scale: ScaleConfig = Field(ScaleConfig(), description="Scaling sweep.")
+
+    @model_validator(mode="after")
+    def _mixture_has_its_sources(self) -> Self:
+        for name in self.sources.mixture:
+            if not re.fullmatch("[a-z0-9][a-z0-9_-]*", name) or name == MAIN:
+                raise ValueError(
+                    f"sources.mixture.{name}: a name has a-z, 0-9, _ and -, and is not {MAIN!r}, "
+                    "which is the recipe's own documents"
+                )
+        for name in self.mixed_in:
+            if name not in self.sources.mixture:
+                known = ", ".join((MAIN, *sorted(self.sources.mixture)))
+                raise ValueError(
+                    f"pretrain.mixture weighs {name!r}, which is no token set; known are {known}. "
+                    f"Add sources.mixture.{name}"
+                )
+        return self
+
+    @property
+    def mixed_in(self) -> tuple[str, ...]:
+        """Token sets that pretraining reads beside the recipe's own."""
+        return self.pretrain.mixture.names[1:] if self.pretrain.mixture else ()
 
     def portable(self) -> "PipelineConfig":
         """Return the recipe for another installation: what lies in this one is named from its root.

@@ -1,6 +1,6 @@
 """From a token, or from a step of pretraining, back to documents and WARC records."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -9,6 +9,10 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, TokenShards, open_artifact
 from lmpipe.documents.read import find_rows
 from lmpipe.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from lmpipe.tokenization.mixture import MixtureOrder
+    from lmpipe.tokenization.order import SequenceOrder
 
 ORIGIN = ("url", "warc_path", "warc_offset", "warc_record_id")
 
@@ -51,8 +55,10 @@ def token_rows(store: Store, artifact: str, token: str) -> list[dict[str, Any]]:
 
 def step_rows(store: Store, artifact: str, step: int) -> list[dict[str, Any]]:
     """Return a row per sequence and document of a step of pretraining, in the order of reading."""
+    import numpy as np
+
     from lmpipe.tokenization.index import SplitIndex
-    from lmpipe.tokenization.order import SequenceOrder
+    from lmpipe.tokenization.packing import lay_out
 
     checkpoint = _found(store, artifact or "pretrain")
     config = checkpoint.manifest.config
@@ -66,27 +72,47 @@ def step_rows(store: Store, artifact: str, step: int) -> list[dict[str, Any]]:
     steps = config["total_tokens"] // config["batch_tokens"]
     if step >= steps:
         raise ConfigError(f"--step {step} must be in [0, {steps}): the run has {steps} steps")
-    shards = _shards(_input(checkpoint, "shards"))
-    index = SplitIndex.of(shards, "train")
-    order = SequenceOrder((index.num_tokens - 1) // length, config["seed"])
+    sets = [_shards(artifact) for artifact in _inputs(checkpoint, ("shards", "others"))]
+    indexes = [SplitIndex.of(shards, "train") for shards in sets]
+    # checkpoints from before these choices have no such keys
+    packing = config.get("packing", "concatenate")
+    layouts = [lay_out(index, length, packing) for index in indexes]
+    names, order = _order(config, [layout.num_sequences for layout in layouts], steps, batch)
+    offsets = np.cumsum([0, *(layout.num_sequences for layout in layouts)])
     rows: list[dict[str, Any]] = []
-    where: dict[str, str] = {}
+    where: list[dict[str, str]] = [{} for _ in sets]
     for position, number in enumerate(order.numbers(step * batch, batch).tolist()):
-        start = number * length
-        documents = index.documents(start, start + length + 1)
-        for document in dict.fromkeys(documents.tolist()):
-            first = max(start, int(index.document_starts[document]))
-            shard, offset = index.shard_of(first)
-            row = {
-                "sequence": step * batch + position,
-                "token": f"train/{shard}:{offset}",
-                "tokens": int((documents == document).sum()),
-                "document": index.document_id(document),
-            }
-            where[row["document"]] = shard
-            rows.append(row)
-    origins = _origins(shards, where)
-    return [{**row, **origins[row["document"]]} for row in rows]
+        source = int(np.searchsorted(offsets, number, side="right")) - 1
+        index = indexes[source]
+        for start, stop in layouts[source].spans(number - int(offsets[source])):
+            documents = index.documents(start, stop)
+            for document in dict.fromkeys(documents.tolist()):
+                first = max(start, int(index.document_starts[document]))
+                shard, offset = index.shard_of(first)
+                row = {
+                    "sequence": step * batch + position,
+                    "set": names[source],
+                    "token": f"train/{shard}:{offset}",
+                    "tokens": int((documents == document).sum()),
+                    "document": index.document_id(document),
+                }
+                where[source][row["document"]] = shard
+                rows.append({key: value for key, value in row.items() if value != ""})
+    origins = [_origins(shards, found) for shards, found in zip(sets, where, strict=True)]
+    return [{**row, **origins[names.index(row.get("set", ""))][row["document"]]} for row in rows]
+
+
+def _order(
+    config: dict[str, Any], sizes: list[int], steps: int, batch: int
+) -> "tuple[list[str], SequenceOrder | MixtureOrder]":
+    """Return the names of the token sets, and in which order a run reads their sequences."""
+    from lmpipe.tokenization.order import SequenceOrder
+    from lmpipe.training.mixing import MixtureConfig
+
+    if config.get("mixture") is None:
+        return [""], SequenceOrder(sizes[0], config["seed"])
+    mixture = MixtureConfig.model_validate(config["mixture"])
+    return list(mixture.names), mixture.order(sizes, (steps, batch), config["seed"])
 
 
 def _origins(shards: TokenShards, where: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -95,7 +121,7 @@ def _origins(shards: TokenShards, where: dict[str, str]) -> dict[str, dict[str, 
     Args:
         where: document id to the name of its shard, FILE-NNN.
     """
-    documents = _input(shards, "documents")
+    (documents,) = _inputs(shards, ("documents",))
     found: dict[str, dict[str, Any]] = {document: {} for document in where}
     for key in sorted({shard.rpartition("-")[0] for shard in where.values()}):
         with documents.open(f"kept/{key}.parquet") as file:
@@ -111,15 +137,19 @@ def _found(store: Store, prefix: str) -> Artifact:
     return open_artifact(store, find_by_prefix(store, prefix))
 
 
-def _input(artifact: Artifact, role: str) -> Artifact:
-    record = next(record for record in artifact.manifest.inputs if record.role == role)
-    found = read_manifest(artifact.store, record.stage, record.id)
-    if found is None:
-        raise StoreError(
-            f"{artifact!r} was made from {record.stage}/{record.id}, which is not in "
-            f"{artifact.store.root}; run its recipe again"
-        )
-    return open_artifact(artifact.store, found[0])
+def _inputs(artifact: Artifact, roles: tuple[str, ...]) -> list[Artifact]:
+    inputs = []
+    for record in artifact.manifest.inputs:
+        if record.role not in roles:
+            continue
+        found = read_manifest(artifact.store, record.stage, record.id)
+        if found is None:
+            raise StoreError(
+                f"{artifact!r} was made from {record.stage}/{record.id}, which is not in "
+                f"{artifact.store.root}; run its recipe again"
+            )
+        inputs.append(open_artifact(artifact.store, found[0]))
+    return inputs
 
 
 def _shards(artifact: Artifact) -> TokenShards:

@@ -148,6 +148,10 @@ class TokenShards(Artifact):
     """Token ids as flat arrays with an index from token to document."""
 
 
+class Measures(Artifact):
+    """Measurements of other artifacts, for the report."""
+
+
 class Checkpoint(Artifact):
     """Model weights in the Hugging Face layout, and the training state beside them."""
 
@@ -238,7 +242,8 @@ class Source(Artifact):
 _CLASSES: dict[str, type[Artifact]] = {
     kind.__name__: kind
     for kind in (
-        *(Documents, Model, Tokenizer, TokenShards, Checkpoint, Scores, ScalingFit, Report, Source),
+        *(Documents, Model, Tokenizer, TokenShards, Measures, Checkpoint, Scores, ScalingFit),
+        *(Report, Source),
     )
 }
 

@@ -8,7 +8,16 @@ from lmpipe.artifacts.types import Artifact
 from lmpipe.report.blocks import Page
 from lmpipe.report.read import Run, moment
 from lmpipe.report.report import ReportConfig
-from lmpipe.report.sections import accounts, classifiers, data, evals, glance, scaling, training
+from lmpipe.report.sections import (
+    accounts,
+    classifiers,
+    data,
+    evals,
+    glance,
+    scaling,
+    training,
+    vocabulary,
+)
 
 
 def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
@@ -18,6 +27,7 @@ def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
         glance.section(run),
         data.funnel(run),
         classifiers.section(run),
+        vocabulary.section(run),
         *training.sections(run),
         evals.section(run),
         scaling.section(run),

@@ -104,6 +104,12 @@ class Runtime(BaseModel):
     sort_memory_mb: int = Field(
         512, ge=16, le=2**20, description="What one sort or join may hold before it spills to disk."
     )
+    token_cache_gb: float = Field(
+        100.0,
+        ge=0,
+        le=1e6,
+        description="Gigabytes of an object store's token shards that pretrain keeps on a host.",
+    )
     scratch: str = Field("", description="Folder for temporary files; empty: the system's own.")
     locations: dict[str, str] = Field(
         default_factory=dict, description="Where the files of a source lie: file name to URL."

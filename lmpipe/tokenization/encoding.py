@@ -141,11 +141,11 @@ class Encoding:
         return [token for piece in pieces for token in encode(piece)]
 
     def _guarded(self, encode: Any, text: str) -> Any:
-        """Turn a panic in tiktoken, which no `except Exception` catches, into an InputError."""
+        """Turn tiktoken's failures into an InputError; no `except Exception` catches its panic."""
         try:
             return encode(text)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":
+            if type(error).__name__ != "PanicException" and not isinstance(error, ValueError):
                 raise
             raise InputError(
                 f"tiktoken cannot encode a text of {len(text)} characters that begins "

@@ -2,10 +2,12 @@
 
 Within a stage of the run the sources come in a fixed pattern that repeats: Tijdeman's schedule, in
 which a source never is a whole sequence ahead of or behind its share. So shares hold in any
-window, and a position is found without a log. Drawing each source at random with the weights as
-probabilities is the alternative: the shares are then right on average, and only there.
+window, to less than two sequences, and exactly in one as long as the pattern; and a position is
+found without a log. Drawing each source at random with the weights as probabilities is the
+alternative: the shares are then right on average, and only there.
 
-All sequences have the same length, so shares of sequences are shares of tokens.
+All sequences have the same length, so shares of sequences are shares of tokens (the padding of
+packed ones included).
 
 Source: Tijdeman, The chairman assignment problem, 1980.
 """
@@ -47,7 +49,6 @@ class Pattern:
     """A repeating order of sources."""
 
     source: NDArray[np.int64]
-    rank: NDArray[np.int64]  # how many of the same source stand before it in the pattern
     quota: NDArray[np.int64]  # of each source in one pattern
 
     def counts(self, length: int) -> NDArray[np.int64]:
@@ -82,11 +83,7 @@ def schedule(shares: list[Fraction]) -> Pattern:
             drawn[best] += 1
             chosen.append(best)
         source = np.array(chosen, np.int64)
-    rank = np.empty(period, np.int64)
-    for i in range(len(quota)):
-        mine = source == i
-        rank[mine] = np.arange(int(mine.sum()))
-    return Pattern(source, rank, np.array(quota, np.int64))
+    return Pattern(source, np.array(quota, np.int64))
 
 
 class MixtureOrder:
@@ -135,27 +132,39 @@ class MixtureOrder:
         """Where each source's numbers begin when all sources are numbered through."""
         return np.cumsum([0, *(source.num_sequences for source in self.sources)])
 
-    def places(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Return (source, number in it) of the run's sequences first … first+count-1."""
-        if first < 0 or first + count > self.num_sequences:
+    def places(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source and the number in it of the sequences first … first+count-1."""
+        end = first + count
+        if first < 0 or end > self.num_sequences:
             raise ConfigError(
-                f"sequences {first} to {first + count} of a run of {self.num_sequences}; make the "
-                "last stage longer"
+                f"sequences {first} to {end} of a run of {self.num_sequences}; make the last stage "
+                "longer"
             )
-        found = []
-        for n in range(first, first + count):
-            stage = int(np.searchsorted(self._edges, n, side="right")) - 1
-            pattern = self._patterns[stage]
-            whole, place = divmod(n - int(self._edges[stage]), pattern.source.size)
-            source = int(pattern.source[place])
-            drawn = self._before[stage][source] + whole * pattern.quota[source]
-            found.append((source, self._orders[source](int(drawn + pattern.rank[place]))))
-        return found
+        source, number = np.empty(count, np.int64), np.empty(count, np.int64)
+        at = first
+        while at < end:
+            stage = int(np.searchsorted(self._edges, at, side="right")) - 1
+            begin, stop = int(self._edges[stage]), min(end, int(self._edges[stage + 1]))
+            pattern, here = self._patterns[stage], slice(at - first, stop - first)
+            source[here] = pattern.source[np.arange(at - begin, stop - begin) % pattern.source.size]
+            drawn = self._before[stage] + pattern.counts(at - begin)
+            for i in np.unique(source[here]).tolist():
+                # what a source gives next is a run of its own order
+                mine = source[here] == i
+                order = self._orders[i]
+                number[here][mine] = order.numbers(int(drawn[i]), int(np.count_nonzero(mine)))
+            at = stop
+        return source, number
 
     def numbers(self, first: int, count: int) -> NDArray[np.int64]:
         """Return the same as numbers through all sources, as training reads them."""
-        places = self.places(first, count)
-        return np.array([self.offsets[source] + number for source, number in places], np.int64)
+        source, number = self.places(first, count)
+        return self.offsets[source] + number
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """Return the source of a sequence numbered through all sources, and its number there."""
+        source = int(np.searchsorted(self.offsets, number, side="right")) - 1
+        return source, number - int(self.offsets[source])
 
     def contributions(self, num_sequences: int) -> dict[str, dict[str, float]]:
         """Return what each source gave to the first sequences of a run: how many, and epochs."""

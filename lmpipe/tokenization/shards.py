@@ -74,6 +74,8 @@ def shards(
     runtime: Runtime,
 ) -> TokenShards:
     """Encode documents on runtime.workers threads, then join the index and the counts."""
+    settings = tokenizer.read_json("meta.json")
+    _check_ends(settings)
     names = [name for name in documents.names("kept/") if name.endswith(".parquet")]
     keys = [name.removeprefix("kept/").removesuffix(".parquet") for name in names]
     work = partial(
@@ -89,7 +91,6 @@ def shards(
     totals = {name: sum(int(record.counts[name]) for record in records) for name in _COUNTS}
     histograms = _gather(out, keys, totals)
 
-    settings = tokenizer.read_json("meta.json")
     meta = _meta(settings, tokenizer.digest, totals, histograms)
     meta["shards"] = {
         split: sorted(name.split("/")[1][:-4] for name in out.files if name.startswith(f"{split}/"))
@@ -109,6 +110,24 @@ def document_hash(document_id: str) -> int:
     import xxhash
 
     return int(xxhash.xxh3_64_intdigest(b"validation" + document_id.encode()))
+
+
+def _check_ends(settings: dict[str, Any]) -> None:
+    """Refuse a tokenizer whose end or beginning of a document is not in its own vocabulary."""
+    first = next(iter(settings["specials"].values()), None)
+    for role in ("eos", "bos"):
+        token = settings[role]
+        if token not in settings["specials"].values() or token >= settings["vocab_size"]:
+            raise InputError(
+                f"the tokenizer's {role}={token} is none of its special tokens "
+                f"{settings['specials']} below vocab_size={settings['vocab_size']}; build it again "
+                "(lmpipe run … --force tokenizer)"
+            )
+    if settings["eos"] != first:
+        raise InputError(
+            f"the tokenizer's eos={settings['eos']} is not its first special token ({first}), "
+            "which ends documents; build it again (lmpipe run … --force tokenizer)"
+        )
 
 
 def _validation_limit(documents: Documents, names: list[str], fraction: float) -> int:

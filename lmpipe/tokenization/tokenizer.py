@@ -22,7 +22,7 @@ class TokenizerConfig(StageConfig):
     """What vocabulary to learn."""
 
     vocab_size: int = Field(
-        32_768, ge=257, le=1 << 20, description="Tokens in all: 256 bytes, merges and specials."
+        32_768, ge=1, le=1 << 20, description="Tokens in all: 256 bytes, merges and specials."
     )
     pattern: PatternName = Field(
         "cl100k", description="How text is cut into pieces that no token crosses."
@@ -60,10 +60,14 @@ class TokenizerConfig(StageConfig):
         if self.vocab_size < smallest:
             raise ConfigError(
                 f"vocab_size={self.vocab_size} must be at least {smallest}: 256 bytes and "
-                f"{len(self.specials)} specials"
+                f"{len(self.specials)} specials; raise vocab_size, or name fewer specials"
             )
-        if len(set(self.specials)) < len(self.specials) or "" in self.specials:
-            raise ConfigError(f"specials={self.specials} must be distinct and not empty")
+        for name in self.specials:
+            if not name or self.specials.count(name) > 1:
+                raise ConfigError(
+                    f"specials={list(self.specials)} must be distinct and not empty: take "
+                    f"{name!r} out, or spell it otherwise"
+                )
         pattern_regex(self.pattern, self.digits, self.custom_pattern)
         return self
 

@@ -43,15 +43,19 @@ def count_pieces(
     *,
     workers: int,
     progress: Callable[[float, float, str], None] = lambda done, total, unit: None,
+    keep: Callable[[str], bool] | None = None,
 ) -> tuple[PieceCounts, int]:
     """Count the distinct pieces of all (sampled) documents.
+
+    Args:
+        keep: which documents count, by their ids; all, if left out.
 
     Returns:
         The counts, and how many bytes of text were read for them.
     """
     items, text_bytes = _row_groups(documents)
     fraction = min(1.0, config.max_training_bytes / max(1, text_bytes))
-    counter = _Counter(documents, config, fraction)
+    counter = _Counter(documents, config, fraction, keep)
     with ThreadPoolExecutor(workers) as pool:
         read = 0
         for done, size in enumerate(pool.map(counter.count, items), start=1):
@@ -77,11 +81,18 @@ def train_bpe(
 class _Counter:
     """Counts row groups, each thread into a table of its own."""
 
-    def __init__(self, documents: Documents, config: "TokenizerConfig", fraction: float) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        config: "TokenizerConfig",
+        fraction: float,
+        keep: Callable[[str], bool] | None,
+    ) -> None:
         self._documents = documents
         self._config = config
         self._fraction = fraction
-        self._columns = ["id", "text"] if fraction < 1 else ["text"]
+        self._keep = keep
+        self._columns = ["id", "text"] if fraction < 1 or keep is not None else ["text"]
         self._custom = None
         if config.pattern == "custom":
             self._custom = regex.compile(pattern_regex("custom", 0, config.custom_pattern))
@@ -96,6 +107,9 @@ class _Counter:
             table = pq.ParquetFile(file).read_row_group(group, columns=self._columns)
         if self._fraction < 1:
             table = table.filter(pa.array(_sampled(table["id"], self._fraction), pa.bool_()))
+        if self._keep is not None:
+            kept = [self._keep(document) for document in table["id"].to_pylist()]
+            table = table.filter(pa.array(kept, pa.bool_()))
         text = self._without_specials(table["text"])
         counts = self._table()
         if self._custom is None:

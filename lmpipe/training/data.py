@@ -5,6 +5,7 @@ is a function of (seed, n) alone. So a run may be resumed on another number of r
 same data, and the sequences of any step can be named afterwards without a log.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +26,18 @@ class Sequences(Protocol):
 
     def sequence(self, number: int) -> NDArray[np.int64]: ...
 
+    def sequences(self, numbers: Sequence[int]) -> list[NDArray[np.int64]]: ...
+
     def document_numbers(self, number: int) -> NDArray[np.int64]: ...
+
+    def is_target(self, number: int) -> NDArray[np.bool_]:
+        """Return which of the T+1 tokens are learnt; the first is not."""
+
+
+class Order(Protocol):
+    """Which sequence a run reads n-th; SequenceOrder and MixtureOrder are such."""
+
+    def numbers(self, first: int, count: int) -> NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -50,15 +62,22 @@ class GlobalBatches:
     Args:
         batch_sequences: B, sequences per step over all ranks.
         document_masking: give document numbers, so that attention stays within documents.
+        order: of a mixture; else all sequences are shuffled alike, by the seed.
     """
 
     def __init__(
-        self, sequences: Sequences, seed: int, batch_sequences: int, *, document_masking: bool
+        self,
+        sequences: Sequences,
+        seed: int,
+        batch_sequences: int,
+        *,
+        document_masking: bool,
+        order: Order | None = None,
     ) -> None:
         self.sequences = sequences
         self.batch_sequences = batch_sequences
         self.document_masking = document_masking
-        self.order = SequenceOrder(sequences.num_sequences, seed)
+        self.order: Order = order or SequenceOrder(sequences.num_sequences, seed)
 
     def numbers(self, step: int) -> list[int]:
         """Return the numbers of the sequences of a step's global batch, in order."""
@@ -112,16 +131,18 @@ def cut(
 def _micro_batch(
     sequences: Sequences, numbers: list[int], rows: int, device: torch.device, masking: bool
 ) -> MicroBatch:
-    filling = rows - len(numbers)
     # a filler must be some real sequence, so that no kernel meets a case of its own
-    token_rows = [sequences.sequence(number) for number in numbers or [0]]
+    token_rows = sequences.sequences(numbers or [0])
     documents = [sequences.document_numbers(number) for number in numbers or [0]] if masking else []
     tokens = _stack(token_rows, rows, device)
     target_BT = tokens[:, 1:].clone()
-    if filling:
-        target_BT[rows - filling :] = IGNORED
+    learnt = np.zeros((rows, target_BT.shape[1]), np.bool_)  # of a filler nothing is
+    for row, number in enumerate(numbers):
+        learnt[row] = sequences.is_target(number)[1:]
+    if not learnt.all():
+        target_BT.masked_fill_(torch.from_numpy(~learnt).to(device), IGNORED)
     document_BT = _stack(documents, rows, device)[:, :-1].contiguous() if masking else None
-    num_targets = len(numbers) * target_BT.shape[1]
+    num_targets = int(learnt.sum())
     return MicroBatch(tokens[:, :-1].contiguous(), target_BT, document_BT, num_targets)
 
 

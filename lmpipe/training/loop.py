@@ -15,7 +15,7 @@ from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.model import cost
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.initialisation import learning_rate_scale
-from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Sequences, cut
+from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Order, Sequences, cut
 from lmpipe.training.engine import TrainingEngine
 from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import LearningRateScale
@@ -32,11 +32,13 @@ class TrainingData:
     Attributes:
         validation: read in order from its start.
         bytes_per_token: UTF-8 bytes of text per validation token, for bits per byte.
+        order: of a mixture; else a shuffle of all training sequences.
     """
 
     train: Sequences
     validation: Sequences
     bytes_per_token: float
+    order: Order | None = None
 
 
 @dataclass
@@ -96,9 +98,7 @@ def train(
         config, context.world_size, device
     )
     run = TrainingRun(config, engine, rows)
-    batches = GlobalBatches(
-        data.train, config.seed, config.batch_sequences, document_masking=config.document_masking
-    )
+    batches = global_batches(config, data)
     if resume is not None:
         _resume(run, batches, resume)
         context.log(f"resumed at step {engine.position.steps} of {config.total_steps}")
@@ -124,6 +124,17 @@ def train(
             last_saved = time.monotonic()
             save_checkpoint(run, batches, context, scratch)
     return run
+
+
+def global_batches(config: PretrainConfig, data: TrainingData) -> GlobalBatches:
+    """Return the batches of a run."""
+    return GlobalBatches(
+        data.train,
+        config.seed,
+        config.batch_sequences,
+        document_masking=config.document_masking,
+        order=data.order,
+    )
 
 
 def _train_step(run: TrainingRun, batches: GlobalBatches, context: RankContext) -> dict[str, Any]:
@@ -229,7 +240,8 @@ def _next_batch(run: TrainingRun, batches: GlobalBatches) -> dict[str, Any]:
     steps = run.engine.position.steps
     return {
         "next_sequence": steps * run.config.batch_sequences,
-        "next_numbers": batches.numbers(steps)[:64],
+        # a mixture has no step past its last
+        "next_numbers": batches.numbers(steps)[:64] if steps < run.config.total_steps else [],
         "num_sequences": batches.sequences.num_sequences,
     }
 

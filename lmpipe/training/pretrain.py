@@ -14,7 +14,10 @@ from lmpipe.benchmarks.contamination import ACCEPT_DESCRIPTION, LIMIT_DESCRIPTIO
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
+from lmpipe.tokenization.index import SplitIndex
+from lmpipe.tokenization.packing import PackingName, lay_out
 from lmpipe.training.launch import run_ranks
+from lmpipe.training.mixing import MixtureConfig, check_token_sets, reference
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.schedule import Schedule, ScheduleName
 
@@ -58,6 +61,16 @@ class PretrainConfig(StageConfig):
     z_loss: float = Field(
         0.0, ge=0, le=1, description="Weight of log(Z)^2, which keeps logits from drifting; 1e-4."
     )
+    packing: PackingName = Field(
+        "concatenate",
+        description="How documents fill training sequences: concatenate cuts one stream; best_fit "
+        "keeps whole what fits, and pads. Padding counts as training tokens.",
+    )
+    mixture: MixtureConfig | None = Field(
+        None,
+        description="Shares of several token sets, by stage of the run; null: main alone. `main` "
+        "is the recipe's own, the others are named in sources.mixture.",
+    )
     document_masking: bool = Field(
         True, description="Keep attention within documents where a sequence holds several."
     )
@@ -99,6 +112,8 @@ class PretrainConfig(StageConfig):
                 f"warmup_fraction={self.warmup_fraction} and decay_fraction={self.decay_fraction} "
                 "add up to more than 1"
             )
+        if self.mixture is not None:
+            self.mixture.steps(self.total_steps)
         return self
 
     @property
@@ -143,25 +158,35 @@ def pretrain(
     config: PretrainConfig,
     shards: TokenShards,
     tokenizer: Tokenizer,
+    others: list[TokenShards],
     *,
     runtime: Runtime,
 ) -> Checkpoint:
     """Train a model on the shards; a killed run goes on from its newest checkpoint.
 
+    Args:
+        others: the token sets of config.mixture but `main`, in the order of their names.
+
     Raises:
         InputError: the data have no contamination report, or are over the limit.
+        ConfigError: the mixture does not fit the token sets.
     """
-    from lmpipe.benchmarks.contamination import FILE, check, record_of
+    from lmpipe.benchmarks.contamination import FILE, check, merge, record_of
 
+    sets = [shards, *others]
     contamination = check(
-        record_of(shards), config.max_contaminated_fraction, config.accept_contamination, "pretrain"
+        merge(record_of(part) for part in sets),
+        config.max_contaminated_fraction,
+        config.accept_contamination,
+        "pretrain",
     )
+    mixture = _mixture(config, sets)
     config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
     meta = shards.read_json("meta.json")
     with out.scratch(runtime) as scratch, out.previous_checkpoint() as previous:
         job = {
             "config": config.model_dump(mode="json"),
-            "shards": str(shards.local_dir()),
+            "token_sets": [reference(part) for part in sets],
             "bytes_per_token": meta["text_bytes"]["validation"]
             / max(1, meta["tokens"]["validation"]),
             "eos": meta["eos"],
@@ -176,7 +201,7 @@ def pretrain(
         # times of one run are never those of another, and must not make its content differ
         out.put_file("curves.parquet", final / "curves.parquet", digest=False)
         out.set_rows("curves.parquet", summary["rows"])
-    figures = {**summary["metrics"], "unigram_entropy": meta["unigram_entropy_nats"]}
+    figures = {**summary["metrics"], "unigram_entropy": meta["unigram_entropy_nats"], **mixture}
     for name, value in figures.items():
         out.metric(name, value)
     if figures["validation_loss"] >= figures["unigram_entropy"]:
@@ -185,6 +210,29 @@ def pretrain(
     out.write_json(FILE, contamination.dump())
     out.metric("contamination", contamination.summary())
     return out.commit()
+
+
+def _mixture(config: PretrainConfig, sets: list[TokenShards]) -> dict[str, Any]:
+    """Check a mixture against its token sets; return what each gives, for the manifest."""
+    names = config.mixture.names if config.mixture else ("main",)
+    if len(sets) != len(names):
+        raise ConfigError(
+            f"pretrain.mixture names the token sets {', '.join(names)}, {len(sets)} were given; "
+            "give one for each"
+        )
+    for part in sets:
+        if part.store.is_local:
+            part.local_dir()  # makes links, which the ranks then find
+    if config.mixture is None:
+        return {}
+    check_token_sets(dict(zip(names, sets, strict=True)))
+    length = config.sequence_length
+    sizes = [
+        lay_out(SplitIndex.of(part, "train"), length, config.packing).num_sequences for part in sets
+    ]
+    steps_and_batch = (config.total_steps, config.batch_sequences)
+    order = config.mixture.order(sizes, steps_and_batch, config.seed)
+    return {"mixture": config.mixture.contributions(order, length)}
 
 
 def _sized(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:

@@ -6,19 +6,22 @@ from typing import Any
 
 from lmpipe.model import cost
 from lmpipe.model.huggingface import save_weights
+from lmpipe.tokenization.blocks import BlockCache
 from lmpipe.tokenization.reading import TokenReader
-from lmpipe.training.data import GlobalBatches
+from lmpipe.training.data import GlobalBatches, Order
 from lmpipe.training.engine import join_ranks
 from lmpipe.training.loop import (
     TrainingData,
     TrainingRun,
     free_disk_check,
+    global_batches,
     peak_memory_bytes,
     speed_summary,
     train,
     write_curve,
     write_state,
 )
+from lmpipe.training.mixing import MixedSequences, open_reference
 from lmpipe.training.pretrain import PretrainConfig
 from lmpipe.training.rank import RankContext
 
@@ -30,19 +33,37 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
     context.log(f"{context.world_size} ranks up after {time.time() - context.started:.1f} s")
     scratch = Path(job["scratch"])
     free_disk_check(scratch, cost.count_parameters(config.model).total)
-    shards, length = Path(job["shards"]), config.sequence_length
+    cache = BlockCache(int(context.runtime.token_cache_gb * 1e9))
+    sets = [open_reference(named) for named in job["token_sets"]]
+    length = config.sequence_length
+    readers = [
+        TokenReader.of(part, "train", length, packing=config.packing, cache=cache) for part in sets
+    ]
     data = TrainingData(
-        train=TokenReader(shards, "train", length),
-        validation=TokenReader(shards, "validation", length),
+        train=MixedSequences(readers) if config.mixture else readers[0],
+        # one layout for all, so that losses compare across packings
+        validation=TokenReader.of(sets[0], "validation", length, cache=cache),
         bytes_per_token=job["bytes_per_token"],
+        order=_mixed_order(config, readers),
     )
     resume = Path(job["resume"]) if job["resume"] else None
     run = train(config, data, context, device, resume=resume, scratch=scratch)
-    batches = GlobalBatches(
-        data.train, config.seed, config.batch_sequences, document_masking=config.document_masking
-    )
+    batches = global_batches(config, data)
     write_final(run, batches, scratch / "final", job["eos"])
-    return summarise(run, batches, peak_memory_bytes(device), context.world_size)
+    summary = summarise(run, batches, peak_memory_bytes(device), context.world_size)
+    reports = [reader.layout.report().as_dict() for reader in readers]
+    names = config.mixture.names if config.mixture else ()
+    packing = dict(zip(names, reports, strict=True)) if names else reports[0]
+    summary["metrics"]["packing"] = packing
+    return summary
+
+
+def _mixed_order(config: PretrainConfig, readers: list[TokenReader]) -> Order | None:
+    if config.mixture is None:
+        return None
+    sizes = [reader.num_sequences for reader in readers]
+    steps_and_batch = (config.total_steps, config.batch_sequences)
+    return config.mixture.order(sizes, steps_and_batch, config.seed)
 
 
 def write_final(run: TrainingRun, batches: GlobalBatches, folder: Path, eos: int) -> None:

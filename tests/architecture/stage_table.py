@@ -16,6 +16,7 @@ ORDER = [
         "mask",
         "tokenizer",
         "shards",
+        "vocabulary",
         "pretrain",
         "sft",
         "dpo",

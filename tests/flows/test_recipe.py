@@ -46,6 +46,58 @@ def test_a_recipe_may_begin_with_documents_in_place_of_a_crawl(tmp_path: Path):
         load_recipe(str(path))
 
 
+MIXTURE = """
+extends: demo
+name: mixed
+sources: {mixture: {code: {paths: [code.jsonl]}, maths: {paths: [maths.jsonl]}}}
+pretrain:
+  mixture:
+    max_epochs: {code: 4}
+    stages:
+    - {fraction: 0.8, weights: {main: 0.9, code: 0.1}}
+    - {fraction: 0.2, weights: {main: 0.5, code: 0.5}}
+"""
+
+
+def mixed(tmp_path: Path, text: str = MIXTURE) -> PipelineConfig:
+    for name in ("code", "maths"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "one page"}')
+    path = tmp_path / "mixed.yaml"
+    path.write_text(
+        text.replace("[code", f"[{tmp_path}/code").replace("[maths", f"[{tmp_path}/maths")
+    )
+    recipe = load_recipe(str(path), [f"store.root={tmp_path}/store"])
+    return recipe.model_copy(update={"base": load_recipe("demo").base})
+
+
+def test_the_plan_of_a_mixture_brings_in_the_sets_that_have_weights(tmp_path: Path) -> None:
+    recipe = mixed(tmp_path)
+    names = [step.name for step in plan_run("pipeline", recipe, Selection())]
+    for stage in ("import_documents", "decontaminate", "shards"):
+        assert f"{stage}[code]" in names and f"{stage}[maths]" not in names
+    assert names.index("shards[code]") < names.index("pretrain")
+    assert "source[mixture-code]" in names
+    plain = load_recipe("demo", [f"store.root={tmp_path}/store"])
+    assert recipe.pretrain.identity() != plain.pretrain.identity()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("code: 0.1}", "books: 0.1}", "weighs 'books', which is no token set; known are main"),
+        ("maths: {paths", "main: {paths", "a name has a-z, 0-9, _ and -, and is not 'main'"),
+        ("maths: {paths", "Maths: {paths", "a name has a-z"),
+        ("fraction: 0.2", "fraction: 0.3", "fractions of the stages add up to 1.1"),
+        ("max_epochs", "max_epoch", "max_epoch: unknown key; did you mean 'max_epochs'"),
+    ],
+)  # fmt: skip
+def test_a_mixture_of_unknown_sets_is_refused(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        mixed(tmp_path, MIXTURE.replace(old, new))
+
+
 def test_shared_sources_are_one_step(tmp_path: Path):
     recipe = load_recipe("demo", [f"store.root={tmp_path}"])
     names = step_names(lambda: pipeline(recipe))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,9 +19,11 @@ from lmpipe.artifacts.types import Checkpoint, Documents, TokenShards
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.encoding import Encoding
+from lmpipe.tokenization.packing import PackingName
 from lmpipe.tokenization.reading import TokenReader
 from lmpipe.tokenization.shards import ShardsConfig, shards
 from lmpipe.training.data import GlobalBatches
+from lmpipe.training.mixing import MixedSequences, MixtureConfig
 from tests.tokenization.test_shards import BytesConfig, bytes_tokenizer
 
 TEXTS = [f"page {i} " * (1 + i % 7) for i in range(60)]
@@ -55,11 +58,18 @@ class RunConfig(StageConfig):
     sequence_length: int = Field(16, description="T.")
     batch_tokens: int = Field(64, description="Per step.")
     total_tokens: int = Field(640, description="Of the run.")
+    packing: PackingName = Field("concatenate", description="Of documents in sequences.")
+    mixture: MixtureConfig | None = Field(None, description="Several token sets.")
 
 
 @stage(version=1, kind="exact")
 def pretrain(
-    out: Output[Checkpoint], config: RunConfig, shards: TokenShards, *, runtime: Runtime
+    out: Output[Checkpoint],
+    config: RunConfig,
+    shards: TokenShards,
+    others: list[TokenShards],
+    *,
+    runtime: Runtime,
 ) -> Checkpoint:
     """Stands for a training: its manifest is all that is read."""
     out.write_json("meta.json", {})
@@ -114,6 +124,50 @@ def test_a_step_names_the_documents_that_training_reads(store: Store, tokens: To
             for text, row in zip(read.split("<|endoftext|>"), mine, strict=False):
                 assert text in TEXTS[int(row["document"], 16)]
                 assert row["url"] == f"http://a/{int(row['document'], 16)}"
+
+
+def test_a_step_of_a_packed_mixture_names_sets_and_documents(
+    store: Store, tokens: TokenShards
+) -> None:
+    inputs = {
+        "documents": build(pages, PagesConfig(), {}, store=store, runtime=Runtime()),
+        "tokenizer": build(bytes_tokenizer, BytesConfig(), {}, store=store, runtime=Runtime()),
+    }
+    config = ShardsConfig(shard_tokens=300, validation_fraction=0.5)
+    other = build(shards, config, inputs, store=store, runtime=Runtime())
+    weights = [{"main": 3, "code": 1}, {"main": 1, "code": 3}]
+    mixture = MixtureConfig.model_validate(
+        {"stages": [{"fraction": 0.5, "weights": each} for each in weights]}
+    )
+    made = build(
+        pretrain,
+        RunConfig(packing="best_fit", mixture=mixture),
+        {"shards": tokens, "others": [other]},
+        store=store,
+        runtime=Runtime(),
+    )
+    readers = [
+        TokenReader(part.local_dir(), "train", 16, packing="best_fit") for part in (tokens, other)
+    ]
+    order = mixture.order([reader.num_sequences for reader in readers], (10, 4), seed=5)
+    mixed = MixedSequences(readers)
+    seen = []
+    for step in range(10):
+        rows = step_rows(store, made.id, step)
+        for position, number in enumerate(order.numbers(4 * step, 4).tolist()):
+            mine = [row for row in rows if row["sequence"] == 4 * step + position]
+            source, inner = order.place_of(number)
+            seen.append(source)
+            assert {row["set"] for row in mine} == {("main", "code")[source]}
+            numbers = mixed.document_numbers(number)
+            named = [readers[source].document_id(i) for i in dict.fromkeys(numbers[numbers >= 0])]
+            assert [row["document"] for row in mine] == named
+            assert sum(row["tokens"] for row in mine) == int((numbers >= 0).sum())
+            assert all(row["url"] == f"http://a/{int(row['document'], 16)}" for row in mine)
+            (first,) = token_rows(store, (tokens, other)[source].id, mine[0]["token"])
+            assert first["document"] == mine[0]["document"]
+            assert np.array_equal(mixed.sequence(number), readers[source].sequence(inner))
+    assert (seen[:20].count(1), seen[20:].count(1)) == (5, 15)
 
 
 def test_what_cannot_be_traced_is_refused_with_a_remedy(store: Store, tokens: TokenShards) -> None:

@@ -53,9 +53,15 @@ class CountingSequences:
             parts.append((start + step * np.arange(size)) % self.vocab_size)
         return np.concatenate(parts).astype(np.int64)
 
+    def sequences(self, numbers: Any) -> Any:
+        return [self.sequence(number) for number in numbers]
+
     def document_numbers(self, number: int) -> Any:
         cut = int(np.random.default_rng(number).integers(1, self.length))
         return (np.arange(self.length + 1) >= cut).astype(np.int64)
+
+    def is_target(self, number: int) -> Any:
+        return np.arange(self.length + 1) > 0
 
 
 def tiny(**changes: Any) -> PretrainConfig:

@@ -24,6 +24,7 @@ from lmpipe.artifacts.types import (
     Artifact,
     Checkpoint,
     Documents,
+    Measures,
     Model,
     ScalingFit,
     Scores,
@@ -153,6 +154,16 @@ def write_pretrain(out: Output[Any]) -> None:
              "tokens_per_second": 6500 + rng.gauss(0, 150), "seconds": step * 0.63}
         )  # fmt: skip
     write_curves(out, rows)
+    shares = {"main": [0.9, 0.5], "code": [0.1, 0.5]}
+    out.metric(
+        "mixture",
+        {
+            name: {"tokens": 614_400, "share": sum(part) / 2, "epochs": 0.47, "stage_shares": part}
+            for name, part in shares.items()
+        },
+    )
+    cut = {"sequences": 5078, "padding_fraction": 0.002, "cut_fraction": 0.69, "cut_documents": 81}
+    out.metric("packing", dict.fromkeys(shares, cut))
     out.write_json(
         "meta.json", {"kind": "base", "parameters": 2_884_096, "tokens": 1_228_800, "step": 300}
     )
@@ -237,6 +248,36 @@ def fake_stage(name: str, kind: str, output: type[Artifact], role: str) -> Stage
     return Stage(name, 1, kind, FakeConfig, (declared,), output, run)  # type: ignore[arg-type]
 
 
+def write_vocabulary(out: Output[Any]) -> None:
+    kinds = {"BPE": 3.6, "character": 1.02, "byte": 1.0, "word": 3.1, "GPT-2": 4.1}
+    rows = [
+        {"language": language, "bytes": 90_000 // n, **{k: v / n for k, v in kinds.items()}}
+        for n, language in enumerate(("en", "de", "unknown"), 1)
+    ]
+    token = {"token": repr("<script>|`*\n"), "bytes": 12, "uses": 3}
+    out.write_json(
+        "vocabulary.json",
+        {
+            "held_out": {"documents": 31, "bytes": 147_600},
+            "vocab_size": 4096,
+            "twin_size": 4096,
+            "distinct": {"character": 214, "word": 8123},
+            "bytes_per_token": rows,
+            "sweep": [
+                {"vocab_size": 1024 * 2**n, "bytes_per_token": 2.9 + 0.3 * n} for n in range(6)
+            ],
+            "tokens": {
+                "counted": 1_300_000,
+                "ordinary": 4092,
+                "never_used": 17,
+                "never_used_bytes": 13,
+                "longest": [token] * 24,
+                "unused": [{**token, "uses": 0}] * 17,
+            },
+        },
+    )
+
+
 WRITERS: dict[tuple[str, int], Write] = {}
 
 
@@ -295,6 +336,7 @@ def make_run(root: Path) -> list[Artifact]:
              "text_bytes": {"train": 4_680_000, "validation": 147_600}},
         ),
     )  # fmt: skip
+    make("vocabulary", "exact", Measures, [docs, tokens, shards], write_vocabulary)
     base = make("pretrain", "statistical", Checkpoint, [shards, tokens], write_pretrain)
     sft = make("sft", "statistical", Checkpoint, [base], partial(write_aligned, kind="sft"))
     dpo = make("dpo", "statistical", Checkpoint, [sft], partial(write_aligned, kind="dpo"))

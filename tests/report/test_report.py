@@ -1,5 +1,6 @@
 """The page of a fake run: complete, self-contained, and deaf to what web pages say."""
 
+import copy
 import itertools
 import re
 import subprocess
@@ -12,13 +13,17 @@ import pytest
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, Report
+from lmpipe.report.blocks import Table
 from lmpipe.report.read import Run
 from lmpipe.report.report import ReportConfig, report
+from lmpipe.report.sections import vocabulary
+from lmpipe.report.wording import percent
 from lmpipe.runtime import Runtime
 from tests.report.fake_run import HOSTILE
 
 SECTIONS = [
-    "glance", "data", "classifiers", "pretrain", "sft", "dpo", "grpo", "evals", "scaling",
+    "glance", "data", "classifiers", "tokenizer", "pretrain", "sft", "dpo", "grpo", "evals",
+    "scaling",
     "contamination", "removed", "kept", "cost", "reproduce", "lineage",
 ]  # fmt: skip
 VOID = {"meta", "br"}  # SVG shapes close themselves or hold a title
@@ -99,6 +104,37 @@ def test_no_number_is_missing_or_not_a_number(outline: Outline) -> None:
     assert not re.search(r"\b(nan|NaN|None|inf|undefined)\b", text)
     for _, attrs in outline.tags:
         assert not any("nan" in (value or "").split() for value in attrs.values())
+
+
+def test_the_tokenizer_is_priced_by_size_and_compared_by_language(
+    outline: Outline, artifacts: list[Artifact]
+) -> None:
+    text = " ".join(outline.text)
+    for expected in ("BPE (4,096)", "GPT-2 (50,257)", "word (8,123 seen)", "Never-used tokens"):
+        assert expected in text
+    assert "V·d" not in text  # the invented run's config does not say how wide the model is
+    base = copy.copy(next(a for a in artifacts if a.stage == "pretrain"))
+    base.manifest = base.manifest.model_copy(
+        update={"config": {"model": {"d_model": 100, "tied_embeddings": False}}}
+    )
+    run = Run([base, *(a for a in artifacts if a.stage != "pretrain")])
+    tables = [block for block in vocabulary.section(run).blocks if isinstance(block, Table)]
+    (sizes,) = [table for table in tables if "Sizes" in table.caption]
+    rows = {row[0]: row for row in sizes.rows}
+    assert "V·d parameters, d=100" in sizes.columns and "counted twice" in sizes.caption
+    assert rows["4,096"][1] == "3.50"
+    assert rows["4,096"][2] == f"{4_680_000 / 3.5 / 1e6:.2f}M"
+    assert rows["4,096"][3] == "819k"
+    parameters = base.read_json("meta.json")["parameters"]
+    share = 819_200 / parameters
+    assert rows["4,096"][4] == (percent(share) if share < 1 else "–")
+
+
+def test_the_page_says_what_each_token_set_gave_and_what_packing_costs(outline: Outline) -> None:
+    text = "|".join(outline.text)
+    assert "What each token set gave|token set|share|tokens|epochs|stage 1|stage 2|main" in text
+    assert "|70.0%|614k|0.47|90.0%|50.0%|code" in text
+    assert "Documents in sequences" in text and "|5,078|0.2%|69.0%|81" in text
 
 
 def test_no_chart_is_empty(outline: Outline, html: str) -> None:

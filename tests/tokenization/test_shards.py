@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pydantic import Field
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import Output
@@ -29,7 +30,8 @@ FILES = [
 
 
 class BytesConfig(StageConfig):
-    pass
+    eos: int = Field(257, description="Of a document; a wrong one stands for a broken tokenizer.")
+    bos: int = Field(257, description="Of a document.")
 
 
 @stage(version=1, kind="exact")
@@ -40,8 +42,8 @@ def bytes_tokenizer(out: Output[Tokenizer], config: BytesConfig, *, runtime: Run
     specials = {name: 257 + i for i, name in enumerate(SPECIALS)}
     meta = {
         "vocab_size": 261,
-        "eos": 257,
-        "bos": 257,
+        "eos": config.eos,
+        "bos": config.bos,
         "pad": 257,
         "specials": specials,
         "pattern": pattern_regex("gpt2", 0),
@@ -99,6 +101,42 @@ def test_every_document_is_in_one_split_whole_in_input_order_and_ends_with_eos(
     assert meta["tokenizer_digest"] == tokenizer.digest
 
 
+def test_every_document_has_one_bos_before_it_and_one_eos_behind_it(
+    store: Store, make_documents: Make, tokenizer: Tokenizer
+) -> None:
+    """They are one token, as in GPT-2: the end of a document begins the next of its file."""
+    bos = tokenizer.read_json("meta.json")["bos"]
+    result = write(store, make_documents(FILES), tokenizer, shard_tokens=500)
+    rows = pq.read_table(result.local("index.parquet")).to_pylist()
+    meta = result.read_json("meta.json")
+    for split in ("train", "validation"):
+        streams = {n: map_tokens(result.local(n)) for n in result.names(f"{split}/")}
+        count = sum(int((stream == bos).sum()) for stream in streams.values())
+        mine = [row for row in rows if row["split"] == split]
+        # one document spells the special token: it is text there, and counts for nothing
+        assert count == len(mine) == meta["documents"][split]
+        for row in mine:
+            stream = streams[f"{split}/{row['shard']}.bin"]
+            assert row["start"] == 0 or stream[row["start"] - 1] == bos
+            assert stream[row["start"] + row["length"] - 1] == bos
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ({"eos": 300}, r"eos=300 is none of its special tokens.*vocab_size=261.*--force tokenizer"),
+        ({"bos": 50_256}, r"bos=50256 is none of its special tokens"),
+        ({"eos": 258}, r"eos=258 is not its first special token \(257\)"),
+    ],
+)
+def test_a_tokenizer_whose_ends_are_not_in_its_vocabulary_is_refused(
+    store: Store, make_documents: Make, ends: dict[str, int], says: str
+) -> None:
+    broken = build(bytes_tokenizer, BytesConfig(**ends), {}, store=store, runtime=Runtime())
+    with pytest.raises(InputError, match=says):
+        write(store, make_documents(FILES), broken)
+
+
 def test_a_document_larger_than_a_shard_has_one_to_itself_and_empty_input_gives_none(
     store: Store, make_documents: Make, tokenizer: Tokenizer
 ) -> None:
@@ -114,6 +152,36 @@ def test_a_document_larger_than_a_shard_has_one_to_itself_and_empty_input_gives_
     assert not any(name.startswith("train/00001-") for name in sizes)
     assert result.names("validation/") == []
     assert result.read_json("meta.json")["unigram_entropy_nats"] is None
+
+
+@stage(version=1, kind="exact")
+def wide_tokenizer(out: Output[Tokenizer], config: BytesConfig, *, runtime: Runtime) -> Tokenizer:
+    """Every byte and every pair of bytes is a token: 65,792 of them, then the specials."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {bytes([a, b]): 256 + 256 * a + b for a in range(256) for b in range(256)}
+    specials = {name: len(ranks) + i for i, name in enumerate(SPECIALS)}
+    ends = dict.fromkeys(("eos", "bos", "pad"), len(ranks))
+    meta = {"vocab_size": len(ranks) + 4, "specials": specials, "pattern": pattern_regex("gpt2", 0)}
+    out.write_bytes("ranks.tiktoken", format_ranks(ranks))
+    out.write_bytes("meta.json", json.dumps({**meta, **ends}).encode())
+    return out.commit()
+
+
+def test_ids_above_65535_come_back_as_they_were(store: Store, make_documents: Make) -> None:
+    wide = build(wide_tokenizer, BytesConfig(), {}, store=store, runtime=Runtime())
+    result = write(store, make_documents(FILES), wide, shard_tokens=500)
+    encoding = Encoding.load(wide)
+    reader = TokenReader(result.local_dir(), "train", 16)
+    stream = reader.tokens(0, reader.num_tokens)
+    assert encoding.eos == 65_792
+    assert int((stream == encoding.eos).sum()) == reader.num_documents
+    assert int(stream.max()) > 65_535
+    texts = [text for texts in FILES for text in texts]
+    numbers = reader.documents(0, reader.num_tokens)
+    for number in range(reader.num_documents):
+        expected = encoding.encode_ordinary(texts[int(reader.document_id(number), 16)])
+        assert stream[numbers == number].tolist() == [*expected, encoding.eos]
+    assert result.read_json("meta.json")["dtype"] == "uint32"
 
 
 def test_one_two_and_four_workers_write_the_same_bytes(

@@ -195,6 +195,21 @@ def test_a_text_that_tiktoken_cannot_cut_gets_the_ids_that_it_would_have_given(
     check()
 
 
+def test_a_panic_of_tiktoken_is_an_error_that_names_the_text_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = Encoding(ranks, pattern_regex("cl100k", 0), {"<|endoftext|>": 256})
+    text = "a" + " " * 1_000_000 + "b"
+    with pytest.raises(BaseException) as raised:
+        encoding.tiktoken.encode_ordinary(text)
+    assert not isinstance(raised.value, Exception)  # no `except Exception` would have met it
+    monkeypatch.setattr("lmpipe.tokenization.encoding.LONG_RUN", 10**9)
+    for encode in (encoding.encode_ordinary, encoding.encode_numpy):
+        with pytest.raises(InputError, match=r"1000002 characters that begins 'a  .*remove the"):
+            encode(text)
+
+
 def test_training_on_runs_of_a_hundred_thousand_characters_stays_small(
     store: Store, make_documents: Make
 ) -> None:
@@ -223,6 +238,22 @@ def test_specials_come_last_and_the_first_one_ends_documents(trained: Tokenizer)
     assert encoding.decode([encoding.special("<|user|>"), 97]) == "<|user|>a"
 
 
+def test_the_token_that_begins_a_text_is_the_one_that_ends_documents(
+    store: Store, make_documents: Make
+) -> None:
+    import tokenizers
+
+    config = TokenizerConfig(vocab_size=300, specials=("</s>", "<s>"))
+    trained = train(store, make_documents([TEXTS]), config)
+    meta = trained.read_json("meta.json")
+    assert meta["bos"] == meta["eos"] == meta["pad"] == meta["specials"]["</s>"] == 298
+    hugging = tokenizers.Tokenizer.from_file(str(trained.local("tokenizer.json")))
+    assert hugging.id_to_token(meta["bos"]) == "</s>"
+    # no post-processor adds it, which would be lost or doubled where shards put it in themselves
+    for text in ("a cat", ""):
+        assert hugging.encode(text).ids == Encoding.load(trained).encode_ordinary(text)
+
+
 def test_an_encoding_loads_from_a_folder_as_from_the_artifact(
     trained: Tokenizer, tmp_path: Path
 ) -> None:
@@ -244,8 +275,10 @@ def test_bytes_per_token_are_reported_by_language(store: Store, make_documents: 
 @pytest.mark.parametrize(
     ("change", "remedy"),
     [
-        ({"vocab_size": 259}, "at least 260"),
-        ({"specials": ("<|a|>", "<|a|>")}, "distinct"),
+        ({"vocab_size": 259}, "at least 260: 256 bytes and 4 specials; raise vocab_size, or name"),
+        ({"vocab_size": 100}, "at least 260"),
+        ({"specials": ("<|a|>", "<|b|>", "<|a|>")}, r"distinct and not empty: take '<\|a\|>' out"),
+        ({"specials": ("<|a|>", "")}, "take '' out, or spell it otherwise"),
         ({"specials": ()}, "at least 1"),
         ({"pattern": "custom"}, "custom_pattern"),
         ({"pattern": "custom", "custom_pattern": r"\d*"}, "empty string"),
@@ -260,9 +293,10 @@ def test_a_bad_config_is_refused_with_a_remedy(change: dict[str, object], remedy
 def test_a_corpus_that_is_empty_or_too_small_is_refused_with_a_remedy(
     store: Store, make_documents: Make
 ) -> None:
-    with pytest.raises(InputError, match="more documents"):
+    with pytest.raises(InputError, match=r"is empty: .*lmpipe why DOC_ID.*more documents"):
         train(store, make_documents([[], ["", ""]]))
-    with pytest.raises(InputError, match="lower vocab_size to 261"):
+    says = r"lower vocab_size to 261 or less, give more documents, or lower min_frequency=2"
+    with pytest.raises(InputError, match=says):
         train(store, make_documents([["ab ab"]]))
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
-from lmpipe.errors import InputError
+from lmpipe.errors import ConfigError, InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.huggingface import load_model
 from lmpipe.runtime import Runtime
@@ -27,6 +27,7 @@ from lmpipe.tokenization.reading import TokenReader
 from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
 from lmpipe.training.data import cut
 from lmpipe.training.loop import language_model_loss
+from lmpipe.training.mixing import MixtureConfig
 from lmpipe.training.pretrain import PretrainConfig, pretrain, write_tokenizer_files
 from tests.tokenization.conftest import GivenConfig, given_documents
 from tests.training.test_launch import environment_with_project
@@ -49,13 +50,18 @@ RUNTIME = Runtime(ranks=2, device="cpu", micro_batch_size=2, zero_stage=2)
 
 
 class Nothing(StageConfig):
-    """No settings."""
+    """Settings that only tell sets apart."""
+
+    seed: int = Field(0, description="Of the documents.")
+    tokenizer: str = Field("mine", description="What stands for its digest.")
 
 
 @stage(version=1, kind="exact")
 def counting_shards(out: Output[TokenShards], config: Nothing, *, runtime: Runtime) -> TokenShards:
     with out.scratch() as folder:
-        write_shards(folder / "shards")
+        meta = write_shards(folder / "shards", config.seed)
+        meta["tokenizer_digest"] = config.tokenizer
+        (folder / "shards" / "meta.json").write_text(json.dumps(meta))
         for path in sorted(p for p in (folder / "shards").rglob("*") if p.is_file()):
             out.put_file(path.relative_to(folder / "shards").as_posix(), path)
     return out.commit()
@@ -171,6 +177,71 @@ def test_a_run_killed_between_checkpoints_ends_with_the_same_weights(
         assert resumed.read_bytes(name) == checkpoint.read_bytes(name)
     rows = pq.read_table(resumed.local("curves.parquet")).to_pylist()
     assert [row["step"] for row in rows] == list(range(40))
+
+
+MIXED = CONFIG.model_copy(
+    update={
+        "packing": "best_fit",
+        "total_tokens": 20 * 6 * 32,
+        "mixture": MixtureConfig.model_validate(
+            {
+                "stages": [
+                    {"fraction": 0.75, "weights": {"main": 2, "code": 1}},
+                    {"fraction": 0.25, "weights": {"main": 1, "code": 2}},
+                ],
+                "max_epochs": {"code": 1},
+            }
+        ),
+    }
+)
+
+
+def mixed_inputs(store: Store) -> dict[str, Any]:
+    quiet = Runtime()
+    return {
+        "shards": build(counting_shards, Nothing(), {}, store=store, runtime=quiet),
+        "tokenizer": build(no_tokenizer, Nothing(), {}, store=store, runtime=quiet),
+        "others": [build(counting_shards, Nothing(seed=1), {}, store=store, runtime=quiet)],
+    }
+
+
+def test_a_packed_mixture_trains_and_the_manifest_says_what_each_set_gave(tmp_path: Path):
+    store = Store(str(tmp_path))
+    made = build(pretrain, MIXED, mixed_inputs(store), store=store, runtime=RUNTIME)
+    given = made.metrics["mixture"]
+    assert {name: part["tokens"] for name, part in given.items()} == {
+        "main": (60 + 10) * 32,
+        "code": (30 + 20) * 32,
+    }
+    assert given["main"]["stage_shares"] == [60 / 90, 10 / 30]
+    reader = TokenReader(mixed_inputs(store)["others"][0].local_dir(), "train", 32,
+                         packing="best_fit")  # fmt: skip
+    assert given["code"]["epochs"] == 50 / reader.num_sequences
+    packing = made.metrics["packing"]["code"]
+    assert packing == reader.layout.report().as_dict() and packing["padding"] > 0
+    rows = pq.read_table(made.local("curves.parquet")).to_pylist()
+    assert len(rows) == 20 and rows[-1]["loss"] < 0.9 * rows[0]["loss"]
+    state = json.loads(made.read_bytes("state/training.json"))
+    assert state["position"]["data"]["next_numbers"] == []
+
+
+def test_a_mixture_that_does_not_fit_its_sets_is_refused_before_a_rank_starts(tmp_path: Path):
+    store = Store(str(tmp_path))
+    inputs = mixed_inputs(store)
+    started = time.monotonic()
+    few = MIXED.mixture.model_copy(update={"max_epochs": {"code": 0.2}})
+    with pytest.raises(ConfigError, match="'code' would be read"):
+        config = MIXED.model_copy(update={"mixture": few})
+        build(pretrain, config, inputs, store=store, runtime=RUNTIME)
+    with pytest.raises(ConfigError, match="names the token sets main, code, 1 were given"):
+        build(pretrain, MIXED, {**inputs, "others": []}, store=store, runtime=RUNTIME)
+    with pytest.raises(ConfigError, match="names the token sets main, 2 were given"):
+        build(pretrain, CONFIG, inputs, store=store, runtime=RUNTIME)
+    foreign = build(counting_shards, Nothing(seed=2, tokenizer="other"), {}, store=store,
+                    runtime=Runtime())  # fmt: skip
+    with pytest.raises(ConfigError, match=r"one tokenizer.*code: other"):
+        build(pretrain, MIXED, {**inputs, "others": [foreign]}, store=store, runtime=RUNTIME)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(

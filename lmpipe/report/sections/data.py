@@ -270,6 +270,8 @@ def _margin_sample(row: Row, side: str) -> Sample:
 
 def _compression(run: Run) -> Table | None:
     """Bytes per token by language: what the tokenizer is good at."""
+    if run.one("vocabulary") is not None:
+        return None  # there it is measured on text that the tokenizer has not seen
     tokenizer = run.one("tokenizer")
     ratios = (tokenizer.metrics.get("bytes_per_token") if tokenizer else None) or {}
     if not isinstance(ratios, dict) or not ratios:

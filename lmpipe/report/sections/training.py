@@ -7,10 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmpipe.artifacts.types import Checkpoint
-from lmpipe.report.blocks import Block, Charts, Sample, Samples, Section, Text, Tile, Tiles
+from lmpipe.report.blocks import (
+    Block,
+    Cell,
+    Charts,
+    Sample,
+    Samples,
+    Section,
+    Table,
+    Text,
+    Tile,
+    Tiles,
+)
 from lmpipe.report.read import Curves, Run, optional_json, read_curves
 from lmpipe.report.svg import Chart, Level, Line, line_chart, number
-from lmpipe.report.wording import count, duration, excerpt, label, sentence
+from lmpipe.report.wording import count, duration, excerpt, label, percent, sentence
 
 # columns that say where a point lies and not how the run went
 AXES = ("step", "tokens", "seconds", "samples", "epoch", "sequences", "examples")
@@ -46,7 +57,8 @@ def _section(run: Run, checkpoint: Checkpoint) -> Section:
     curves = read_curves(checkpoint)
     levels = _levels(run, stage)
     section.add(_tiles(checkpoint, curves), charts(curves, levels))
-    section.add(constants(curves), completions(checkpoint))
+    section.add(constants(curves), mixture(checkpoint), packing(checkpoint))
+    section.add(completions(checkpoint))
     return section
 
 
@@ -98,6 +110,38 @@ def constants(curves: Curves) -> Text | None:
     flat = {name: curves.points(name, "step")[1] for name in names}
     words = [f"{label(n)} {number(v[0])}" for n, v in flat.items() if v and len(set(v)) == 1]
     return Text(f"Constant throughout: {', '.join(words)}.") if words else None
+
+
+def mixture(checkpoint: Checkpoint) -> Table | None:
+    """Say what each token set gave to a run that mixes several."""
+    given: dict[str, dict[str, Any]] = checkpoint.metrics.get("mixture") or {}
+    if not given:
+        return None
+    num_stages = max(len(part["stage_shares"]) for part in given.values())
+    stages = [f"stage {n}" for n in range(1, num_stages + 1)]
+    rows: list[list[Cell | str]] = [
+        [name, Cell(percent(part["share"]), part["share"]), count(part["tokens"]),
+         f"{part['epochs']:.2f}", *map(percent, part["stage_shares"])]
+        for name, part in given.items()
+    ]  # fmt: skip
+    columns = ["token set", "share", "tokens", "epochs", *stages]
+    return Table(columns, rows, tuple(range(2, len(columns))), caption="What each token set gave")
+
+
+def packing(checkpoint: Checkpoint) -> Table | None:
+    """Say what the layout of documents in sequences costs."""
+    found: dict[str, Any] = checkpoint.metrics.get("packing") or {}
+    if not found:
+        return None
+    sets = {"": found} if "sequences" in found else found
+    rows: list[list[Cell | str]] = [
+        [name or "main", count(part["sequences"]), percent(part["padding_fraction"]),
+         percent(part["cut_fraction"]), count(part["cut_documents"])]
+        for name, part in sets.items()
+    ]  # fmt: skip
+    columns = ["token set", "sequences an epoch", "padding", "targets cut from their beginning",
+               "documents cut"]  # fmt: skip
+    return Table(columns, rows, (1, 2, 3, 4), caption="Documents in sequences")
 
 
 def _loss_chart(curves: Curves, x: str, levels: Sequence[Level]) -> Chart | None:
