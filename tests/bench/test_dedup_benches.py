@@ -1,9 +1,11 @@
+import random
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lmpipe.bench import dedup_scale, minhash_recall
+from lmpipe.curation.word_hashes import hash_words
 
 
 def test_recall_follows_the_curve_and_counts_documents_exactly(tmp_path: Path) -> None:
@@ -18,6 +20,25 @@ def test_recall_follows_the_curve_and_counts_documents_exactly(tmp_path: Path) -
         "recall of pairs"
     ] == 100
     assert all("1 pairs" in row["case"] for row in real)
+    stage = {row["metric"]: row["value"] for row in real if row["case"].startswith("14x8")}
+    assert (stage["pairs settled by the stage"], stage["removed"]) == (100, 1)
+    assert stage["removed with a similar one"] == 100
+
+
+def test_pairs_are_those_of_all_comparisons_across_blocks(monkeypatch) -> None:
+    monkeypatch.setattr(minhash_recall, "BLOCK", 3)
+    rng = random.Random(1)
+    texts = [" ".join(rng.choices("abc", k=rng.randrange(0, 14))) for _ in range(20)]
+    one, two, exact = minhash_recall._similar_pairs(hash_words(texts), 2, 0.3)
+    sets = [{tuple(t.split()[i : i + 2]) for i in range(len(t.split()) - 1)} for t in texts]
+    expected = {
+        (i, j): len(sets[i] & sets[j]) / len(sets[i] | sets[j])
+        for i in range(20) for j in range(i + 1, 20)
+        if sets[i] and sets[j] and len(sets[i] & sets[j]) >= 0.3 * len(sets[i] | sets[j])
+    }  # fmt: skip
+    pairs = zip(one.tolist(), two.tolist(), strict=True)
+    found = dict(zip(pairs, exact.tolist(), strict=True))
+    assert found == expected and len(found) > 20
 
 
 def test_scale_counts_what_was_joined_and_spilled(tmp_path: Path) -> None:
