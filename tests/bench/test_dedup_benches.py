@@ -1,11 +1,16 @@
+import json
 import random
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from lmpipe.bench import dedup_scale, minhash_recall
+from lmpipe.bench import contamination, dedup_scale, minhash_recall
 from lmpipe.curation.word_hashes import hash_words
+from lmpipe.errors import ConfigError
+
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
 def test_recall_follows_the_curve_and_counts_documents_exactly(tmp_path: Path) -> None:
@@ -47,3 +52,24 @@ def test_scale_counts_what_was_joined_and_spilled(tmp_path: Path) -> None:
     assert rows["spilled at a time"] == 12e-6 * 300_000
     assert rows["joined"] >= 0 and rows["clustering"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_merged_test_items_are_exactly_those_found(tmp_path: Path) -> None:
+    rows = contamination.run(
+        {"train": str(GSM8K / "train.jsonl"), "test": str(GSM8K / "test.jsonl"), "merged_every": 5}
+    )
+    found = {(r["case"].rpartition(", ")[2], r["metric"]): r["value"] for r in rows}
+    assert found["all n-grams", "records"] == found["all n-grams", "items"] == 0
+    assert found["all n-grams", "recall"] == found["all n-grams", "precision"] == 100
+    assert any("12 test items merged" in r["case"] for r in rows)
+    pages = [" ".join(f"w{n}x{word}" for word in range(30)) for n in range(8)]
+    leaked = json.loads((GSM8K / "test.jsonl").read_text().splitlines()[0])["question"]
+    pq.write_table(pa.table({"text": [*pages, leaked]}), tmp_path / "pages.parquet")
+    options = {"train": str(GSM8K / "train.jsonl"), "test": str(GSM8K / "test.jsonl")}
+    rows = contamination.run(options | {"pages": [str(tmp_path / "pages.parquet")]})
+    found = {(r["case"], r["metric"]): r["value"] for r in rows}
+    assert found["9 pages as they are", "flagged"] == 1
+    assert found["4 items in 9 pages, any n-gram", "recall"] == 100
+    assert found["4 items in 9 pages, any n-gram", "found beside them"] == 1
+    with pytest.raises(ConfigError, match="there is no file nowhere"):
+        contamination.run({"train": "nowhere", "test": "nowhere"})
