@@ -8,7 +8,17 @@ from lmpipe.artifacts.types import Artifact
 from lmpipe.report.blocks import Page
 from lmpipe.report.read import Run, moment
 from lmpipe.report.report import ReportConfig
-from lmpipe.report.sections import accounts, classifiers, data, evals, glance, scaling, training
+from lmpipe.report.sections import (
+    accounts,
+    classifiers,
+    contamination,
+    data,
+    evals,
+    glance,
+    passages,
+    scaling,
+    training,
+)
 
 
 def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
@@ -21,7 +31,8 @@ def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
         *training.sections(run),
         evals.section(run),
         scaling.section(run),
-        data.contamination(run),
+        contamination.section(run),
+        passages.section(run),
         data.removed(run, config.samples_per_reason),
         data.margins(run),
         data.kept(run, config.kept_samples),
