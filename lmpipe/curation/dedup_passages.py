@@ -53,10 +53,11 @@ class DedupPassagesConfig(StageConfig):
         3, ge=1, le=64, description="Sentences of a passage, where the unit is sentences."
     )
     min_passage_words: int = Field(
-        5,
+        8,
         ge=1,
         le=10_000,
-        description="Passages of fewer words stay: language and markup repeat them by chance.",
+        description="Passages of fewer words stay: language, code and tables repeat them by "
+        "chance.",
     )
     min_remaining_words: int = Field(
         20, ge=0, le=1_000_000, description="A cut document with fewer words left is removed."

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lmpipe.bench import contamination, dedup_scale, minhash_recall
+from lmpipe.bench import contamination, dedup_passages, dedup_scale, minhash_recall
 from lmpipe.curation.word_hashes import hash_words
 from lmpipe.errors import ConfigError
 
@@ -73,3 +73,14 @@ def test_merged_test_items_are_exactly_those_found(tmp_path: Path) -> None:
     assert found["4 items in 9 pages, any n-gram", "found beside them"] == 1
     with pytest.raises(ConfigError, match="there is no file nowhere"):
         contamination.run({"train": "nowhere", "test": "nowhere"})
+
+
+def test_passages_are_counted_and_copies_are_new_text(tmp_path: Path) -> None:
+    words = [" ".join(f"w{n}x{k}" for k in range(30)) for n in range(9)]
+    pages = [f"{words[n]}\n{words[8]}\nshort" for n in range(4)]
+    pq.write_table(pa.table({"text": pages}), tmp_path / "pages.parquet")
+    rows = dedup_passages.run({"paths": [str(tmp_path / "pages.parquet")], "copies": 2})
+    found = {(r["case"].split(", ")[-1], r["metric"]): r["value"] for r in rows}
+    assert (found["paragraphs", "passages"], found["paragraphs", "repeats"]) == (16, 6)
+    assert found["Bloom filter of 16 MB", "repeats"] == 6
+    assert found["documents", "repeats"] == 0 and found["all cases", "peak"] > 0

@@ -155,7 +155,7 @@ def test_removed_documents_are_quoted_with_text_value_and_limit(html: str) -> No
 def test_contamination_shows_the_control_and_the_dirty_items(html: str) -> None:
     part = html.partition('<section id="contamination">')[2].partition("</section>")[0]
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", part))
-    assert "128 of 128, half of them in capitals" in text and "recall 100.0%" in text
+    assert "128 of 128, half of them in capitals" in text and "recall 100.00%" in text
     assert "1 of 40 did: precision 99.2%" in text
     assert "Dirty items 2" in text and "in the training text 7, 31" in text
     assert "met by boilerplate alone 12" in text and "blimp, item 1, good" in text
