@@ -1,8 +1,7 @@
-"""Bands joined as tasks. No executor but the local one is here: tests/stack has a real Ray."""
+"""Bands joined as tasks, one after another in this process; tests/stack has a real Ray."""
 
 import pytest
 
-from lmpipe.artifacts import shards as executors
 from lmpipe.curation import band_joins
 from lmpipe.curation.dedup import DedupConfig, dedup
 from tests.curation.given import given, kept, removed, shards
@@ -13,27 +12,10 @@ PAGES = {
 }
 
 
-class InThisProcess:
-    """Stands for Ray: runs each task, in another order."""
-
-    def __init__(self, task: executors.ShardTask, tasks: int) -> None:
-        self.task, self.tasks = task, tasks
-
-    def run(self) -> None:
-        for rank in reversed(range(self.tasks)):
-            shard = self.task._keys[rank]
-            executors.ShardTask(self.task._store, self.task._prefix, [shard], self.task._work)(None)
-
-
-@pytest.fixture
-def ray(monkeypatch) -> None:
-    monkeypatch.setattr(
-        executors, "_executor", lambda task, tasks, *rest: InThisProcess(task, tasks)
-    )
-
-
 @pytest.mark.parametrize("size", [80, 10**6])
-def test_bands_joined_as_tasks_give_the_bytes_of_one_process(new_bench, ray, monkeypatch, size):
+def test_bands_joined_as_tasks_give_the_bytes_of_one_process(
+    new_bench, other_executor, monkeypatch, size
+):
     items = list({**texts(), **PAGES}.items())
     config = shards(dict(items[:30]), {}, dict(items[30:]))
     local, tasks = new_bench("local"), new_bench("tasks")
@@ -53,7 +35,9 @@ def test_bands_joined_as_tasks_give_the_bytes_of_one_process(new_bench, ray, mon
     assert len(joins) == 2 * 14 * (1 if size == 80 else 8)
 
 
-def test_a_task_that_was_joined_before_a_kill_is_not_joined_again(bench, ray, monkeypatch):
+def test_a_task_that_was_joined_before_a_kill_is_not_joined_again(
+    bench, other_executor, monkeypatch
+):
     bench.runtime = {"executor": "ray"}
     documents = bench.run(given, shards(texts()))
     real, done = band_joins.join_part, []
