@@ -6,9 +6,8 @@ it reads that band's keys of all shards, one range each, keeps its part, and wri
 documents that share a key. The one union-find stays here and takes 4 bytes a document. The pairs
 are those that one process would find, so the bytes of the artifact are the same.
 
-A task reads the band whole to keep its part of it: with 8 bytes a document, and parts of as many
-pairs as `runtime.sort_memory_mb` holds, that is cheaper than a shuffle in two steps until a band
-has hundreds of parts.
+The price: a task reads the band whole, 8 bytes a document, to keep its part of it, and the parts are
+as many as `runtime.sort_memory_mb` asks for. Give such tasks gigabytes (DECISIONS 65).
 """
 
 from functools import partial

@@ -154,10 +154,11 @@ def key_shard(
     from lmpipe.curation.duplicates import pack_ids
     from lmpipe.curation.passages import passage_keys, split
     from lmpipe.curation.repeats import PASSAGE, write_passages
-    from lmpipe.documents.read import read_shard
+    from lmpipe.documents.read import read_shard, split_by_bytes
 
     parts, first, characters = [np.empty(0, PASSAGE)], 0, 0
-    for batch in read_shard(documents, names[key.removeprefix("keys-")], ["id", "text"]):
+    name = names[key.removeprefix("keys-")]
+    for batch in split_by_bytes(read_shard(documents, name, ["id", "text"])):
         segments = split(batch.column("text"), config.unit)
         keys, texts, places = passage_keys(segments, config.length, config.min_passage_words)
         rows = np.empty(len(keys), PASSAGE)
@@ -185,12 +186,12 @@ def cut_shard(
     from lmpipe.curation.cuts import Cutter, write_cuts
     from lmpipe.curation.repeats import read_repeats
     from lmpipe.documents.ledger import write_part
-    from lmpipe.documents.read import read_shard
+    from lmpipe.documents.read import read_shard, split_by_bytes
     from lmpipe.documents.write import DocumentWriter
 
     cutter = Cutter(read_repeats(store, ranges[key]), config)
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
-        for batch in read_shard(documents, names[key]):
+        for batch in split_by_bytes(read_shard(documents, names[key])):
             writer.write_table(cutter.apply(batch))
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, cutter.removed)
