@@ -6,8 +6,8 @@ it reads that band's keys of all shards, one range each, keeps its part, and wri
 documents that share a key. The one union-find stays here and takes 4 bytes a document. The pairs
 are those that one process would find, so the bytes of the artifact are the same.
 
-The price: a task reads the band whole, 8 bytes a document, to keep its part of it, and the parts are
-as many as `runtime.sort_memory_mb` asks for. Give such tasks gigabytes (DECISIONS 65).
+The price: a task reads the band whole, 8 bytes a document, to keep its part of it, and the parts
+are as many as `runtime.sort_memory_mb` asks for. Give such tasks gigabytes (DECISIONS 65).
 """
 
 from functools import partial
