@@ -14,6 +14,7 @@ from lmpipe.artifacts.types import Documents
 from lmpipe.curation.duplicates import pack_ids, unpack_id
 from lmpipe.curation.passages import Segments, split
 from lmpipe.documents.ledger import BUCKETS, removal
+from lmpipe.documents.read import find_rows
 
 if TYPE_CHECKING:
     from lmpipe.curation.dedup_passages import DedupPassagesConfig
@@ -225,10 +226,9 @@ def find_cuts(documents: Documents, document: str) -> list[dict[str, Any]]:
     """Return what was cut out of one document, in order; none if nothing was."""
     for name in documents.names("cuts/"):
         with documents.open(name) as file:
-            rows = pq.read_table(file, filters=[("id", "=", document)])
-        if rows.num_rows:
-            found: list[dict[str, Any]] = rows.to_pylist()
-            return found
+            rows = list(find_rows(file, "id", [document]))
+        if rows:
+            return rows
     return []
 
 
