@@ -1,4 +1,4 @@
-"""A duplicate beside its keeper: the evidence of its removal, and the words it alone has."""
+"""A duplicate beside its keeper, and passages that were cut: the evidence, for people."""
 
 import difflib
 from typing import Any
@@ -11,6 +11,7 @@ from lmpipe.artifacts.types import Documents
 from lmpipe.documents.read import find_rows
 
 MAX_DIFF_LINES = 60
+MAX_CUTS = 20
 LINE_WORDS = 16
 
 
@@ -49,6 +50,41 @@ def _evidence_of(artifact: Documents, document: str) -> dict[str, Any]:
         if row is not None:
             return row
     return {}
+
+
+def print_cuts(console: Console, artifact: Documents, document: str) -> bool:
+    """Print which passages of a document went, and whose they are; say whether there were any."""
+    from lmpipe.curation.cuts import find_cuts
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    cuts = find_cuts(artifact, document)
+    if cuts and cuts[0]["action"] == "cut":
+        words = sum(cut["num_words"] for cut in cuts)
+        say(f"{artifact.stage}/{artifact.id[:12]} kept it and cut {words} words")
+    unit = artifact.manifest.config.get("unit", "segment").removesuffix("s")
+    for cut in cuts[:MAX_CUTS]:
+        last = cut["segment"] + cut["num_segments"] - 1
+        which = f"{unit} {cut['segment']}" + (f" to {last}" if last > cut["segment"] else "")
+        whose = (
+            f"stands in {cut['keeper']}, {unit} {cut['keeper_segment']}, {cut['copies']} copies"
+            if cut["keeper"]
+            else "was seen before; a Bloom filter does not know where"
+        )
+        where = f"bytes {cut['start']}:{cut['end']}, {cut['num_words']} words"
+        say(f"  {which} ({where}) {whose}: {' '.join(cut['text'].split())[:160]}")
+        if cut["keeper"] and _is_removed(artifact, cut["keeper"]):
+            say("    which was removed as well: this text is in no document any more")
+    if len(cuts) > MAX_CUTS:
+        say(f"  … {len(cuts) - MAX_CUTS} more passages")
+    return bool(cuts)
+
+
+def _is_removed(artifact: Documents, document: str) -> bool:
+    from lmpipe.documents.read import find_removed
+
+    return find_removed(artifact, document) is not None
 
 
 def _text_of(bodies: list[Documents], document: str) -> str | None:

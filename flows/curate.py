@@ -9,6 +9,7 @@ from lmpipe.artifacts.types import Artifact, Documents, Model, Source
 from tasks.curation import (
     decontaminate,
     dedup,
+    dedup_passages,
     extract,
     mask,
     quality_classifier,
@@ -45,6 +46,9 @@ def curate(recipe: PipelineConfig) -> Curated:
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected, _earlier_crawls(recipe))
     stages: list[Artifact] = [origin, documents, measured, selected, unique]
+    if recipe.dedup_passages is not None:
+        unique = dedup_passages(recipe.dedup_passages, unique)
+        stages.append(unique)
     target = optional(recipe, "resample_target")
     if target is not None:
         unique = resample(recipe.resample, unique, target)

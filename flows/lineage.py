@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.comparison import print_comparison
+from flows.comparison import print_comparison, print_cuts
 from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import when_collected
@@ -32,6 +32,7 @@ def print_fate(console: Console, document: str, root: str) -> None:
                     console.print(f"  {key}: {value}", markup=False, highlight=False)
             if row["keeper"]:
                 print_comparison(console, artifact, document, row["keeper"])
+        found |= print_cuts(console, artifact, document)
     if not found:
         raise StoreError(
             f"no ledger in {root} holds {document}: it was kept (see lmpipe trace), never "

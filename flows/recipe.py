@@ -22,6 +22,7 @@ from lmpipe.artifacts.source import PathOrUrl, SourceSpec
 from lmpipe.artifacts.store import Store
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.dedup import DedupConfig
+from lmpipe.curation.dedup_passages import DedupPassagesConfig
 from lmpipe.curation.extract import ExtractConfig
 from lmpipe.curation.import_documents import ImportDocumentsConfig
 from lmpipe.curation.mask import MaskConfig
@@ -135,6 +136,9 @@ class PipelineConfig(_Section):
     dedup: DedupConfig = Field(DedupConfig(), description="Exact and near-duplicate removal.")
     dedup_index: str = Field(
         "", description="List of earlier crawls to compare with (`lmpipe dedup-index`)."
+    )
+    dedup_passages: DedupPassagesConfig | None = Field(
+        None, description="Cutting of repeated paragraphs or sentences; null: texts stay whole."
     )
     resample: ResampleConfig = Field(
         ResampleConfig(), description="The draw towards sources.resample_target."

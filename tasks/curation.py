@@ -2,6 +2,7 @@
 
 from lmpipe.curation import decontaminate as decontaminate_
 from lmpipe.curation import dedup as dedup_
+from lmpipe.curation import dedup_passages as dedup_passages_
 from lmpipe.curation import extract as extract_
 from lmpipe.curation import mask as mask_
 from lmpipe.curation import quality_classifier as quality_classifier_
@@ -15,6 +16,7 @@ quality_classifier = as_task(quality_classifier_.quality_classifier, retries=2, 
 signals = as_task(signals_.signals, retries=2, tags=("cpu",))
 select = as_task(select_.select, retries=2, tags=("cpu",))
 dedup = as_task(dedup_.dedup, retries=2, tags=("cpu",))
+dedup_passages = as_task(dedup_passages_.dedup_passages, retries=2, tags=("cpu",))
 decontaminate = as_task(decontaminate_.decontaminate, retries=2, tags=("cpu",))
 resample = as_task(resample_.resample, retries=2, tags=("cpu",))
 mask = as_task(mask_.mask, retries=2, tags=("cpu",))

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,6 +24,9 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
 from lmpipe.bench import Row, row
 from lmpipe.runtime import Runtime
+
+if TYPE_CHECKING:
+    from lmpipe.curation.dedup import DedupConfig
 
 
 class Options(BaseModel):
@@ -81,7 +84,7 @@ def run(options: dict[str, Any]) -> list[Row]:
 def _documents(settings: Options) -> list[str]:
     texts: list[str] = []
     for path in settings.paths:
-        for text in _texts(path):
+        for text in texts_of(path):
             words = text.split()
             size = settings.words
             texts += [" ".join(words[a : a + size]) for a in range(0, len(words) - size + 1, size)]
@@ -90,7 +93,8 @@ def _documents(settings: Options) -> list[str]:
     return texts
 
 
-def _texts(path: str) -> list[str]:
+def texts_of(path: str) -> list[str]:
+    """Return a file's texts: the column of a Parquet file, or the pages of a WARC file."""
     if path.endswith(".parquet"):
         return [str(text) for text in pq.read_table(path, columns=["text"])["text"].to_pylist()]
     from lmpipe.artifacts.source import SourceSpec, pin, source
@@ -143,15 +147,32 @@ def _stage_seconds(texts: list[str], folder: Path) -> float:
     from lmpipe.curation.dedup import DedupConfig, dedup
 
     folder.mkdir()
-    _write(texts, folder / "texts.parquet")
     store, runtime = Store(str(folder / "store")), Runtime()
-    config = BenchTextsConfig(path=str(folder / "texts.parquet"))
-    documents = build(bench_texts, config, {}, store=store, runtime=runtime)
+    documents = given_documents(texts, folder, store)
     warm = DedupConfig(seed=1)
     build(dedup, warm, dedup.bind((documents,)), store=store, runtime=runtime)
     begun = time.perf_counter()
     build(dedup, DedupConfig(), dedup.bind((documents,)), store=store, runtime=runtime)
     return time.perf_counter() - begun
+
+
+def given_documents(texts: list[str], folder: Path, store: Store) -> Documents:
+    """Return texts as documents whose ids are their numbers."""
+    _write(texts, folder / "texts.parquet")
+    config = BenchTextsConfig(path=str(folder / "texts.parquet"))
+    return build(bench_texts, config, {}, store=store, runtime=Runtime())
+
+
+def kept_ids(texts: list[str], config: "DedupConfig") -> list[str]:
+    """Return which of the texts, by their numbers as ids, the stage keeps."""
+    from lmpipe.curation.dedup import dedup
+    from lmpipe.documents.read import read_documents
+
+    with tempfile.TemporaryDirectory(prefix="lmpipe-bench-") as folder:
+        store = Store(f"{folder}/store")
+        documents = given_documents(texts, Path(folder), store)
+        result = build(dedup, config, dedup.bind((documents,)), store=store, runtime=Runtime())
+        return [i for b in read_documents(result, ["id"]) for i in b.column("id").to_pylist()]
 
 
 def _write(texts: list[str], path: Path) -> None:

@@ -8,7 +8,8 @@ bands; disk is 12 bytes a document, one band at a time; time is linear.
 
 Sorting all keys of a band, as is common, takes 40 bytes a document and n log n. Keeping the
 union-find in one process is the limit: beyond 2^32 documents it needs 8 bytes each and, beyond a
-machine's memory, a distributed one (DECISIONS has the plan).
+machine's memory, a distributed one (DECISIONS has the plan). The joins themselves may run as tasks
+on other machines: band_joins.py.
 """
 
 from collections.abc import Iterable, Iterator

@@ -16,7 +16,9 @@ from lmpipe.curation.ngram_index import NgramIndex
 from lmpipe.errors import InputError
 
 
-class _Files:
+class LocalFiles:
+    """Files by their names, as a source of benchmarks."""
+
     def __init__(self, paths: list[Path]) -> None:
         self._paths = {path.name: path for path in paths}
         if len(self._paths) < len(paths):
@@ -37,11 +39,11 @@ def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> di
             cut short.
     """
     config = DecontaminateConfig(ngram=ngram)
-    items = [item for found in read_benchmarks(_Files(benchmarks)).values() for item in found]
+    items = [item for found in read_benchmarks(LocalFiles(benchmarks)).values() for item in found]
     if not items:
         raise InputError(f"no eval items in {', '.join(map(str, benchmarks))}: nothing to look for")
     index = NgramIndex(items, config.ngram, config.min_item_words)
-    texts = [text for path in files for text in _texts(path)]
+    texts = [text for path in files for text in texts_of_records(path)]
     if not texts:
         raise InputError(f"no records in {', '.join(map(str, files))}: a report would say nothing")
     flags, boilerplate = flag_documents(scan_texts(index, texts, 0), index, config)
@@ -49,7 +51,12 @@ def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> di
     return report(index, findings, {flag.document for flag in flags})
 
 
-def _texts(path: Path) -> Iterator[str]:
+def texts_of_records(path: Path) -> Iterator[str]:
+    """Yield each record's strings as one text.
+
+    Raises:
+        InputError: see `report_on_files`.
+    """
     data = path.read_bytes()
     try:
         lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()

@@ -11,7 +11,8 @@ Passes over the shards, with a gathering between them:
 
 1. sketch: id, length, digest, minima and band keys of each document, shard by shard, in parallel;
 2. gather: band by band, keys are dealt to parts that fit `runtime.sort_memory_mb` and joined
-   (clusters.py). Memory is that and about 50 bytes a document, whatever the number of bands;
+   (clusters.py). Memory is that and about 50 bytes a document, whatever the number of bands. On
+   Ray or Slurm parts of bands are tasks of their own (band_joins.py);
 3. verify: the n-grams of documents that met, and of no others, are shuffled and compared;
 4. filter: each shard writes the documents that stay, its part of the ledger, and the evidence:
    keeper, similarity, containment both ways, and how many words are lost.

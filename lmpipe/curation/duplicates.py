@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.band_joins import join_bands
 from lmpipe.curation.clusters import Clusters, join_keys
 from lmpipe.curation.minhash import HashFamily, band_keys, choose_keepers, signatures
 from lmpipe.curation.urls import url_keys
@@ -281,6 +282,21 @@ class Sketches:
             keys = keys if stays is None else keys[stays]
             yield keys, np.arange(self.bounds[number], self.bounds[number + 1])
 
+    def key_places(
+        self, wanted: NDArray[np.bool]
+    ) -> list[tuple[str, NDArray[np.bool], NDArray[np.bool]]]:
+        """Return each shard's object of keys, which rows are documents, and which are wanted."""
+        return [
+            (
+                shard.paths["keys"],
+                np.ones(shard.count, np.bool) if stays is None else stays,
+                wanted[first:last],
+            )
+            for shard, stays, (first, last) in zip(
+                self.shards, self._stays, itertools.pairwise(self.bounds.tolist()), strict=True
+            )
+        ]
+
     def minima(self, members: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the signatures of some documents, reading each shard that holds any of them."""
         rows = np.empty((len(members), self._width), np.uint32)
@@ -327,7 +343,7 @@ class Gathering:
         self, sketches: Sketches, config: "DedupConfig", scratch: Path, runtime: Runtime
     ) -> None:
         self.sketches, self._config, self._scratch = sketches, config, scratch
-        self._memory = runtime.sort_memory_mb << 20
+        self._runtime, self._memory = runtime, runtime.sort_memory_mb << 20
         self._threads = min(2, runtime.workers)
         self.verdicts = Verdicts(sketches.count)
         self.spilled_bytes = 0
@@ -347,6 +363,12 @@ class Gathering:
         for number, (first, last) in enumerate(self._ranges()):
             long = self.sketches.heads_of(number)["num_words"] >= self._config.ngram
             distinct[first:last] &= long
+        if self._runtime.executor != "local":
+            places = self.sketches.key_places(distinct)
+            self.spilled_bytes += join_bands(
+                out, clusters, places, self._config.bands, self._runtime
+            )
+            return self._ordered(*clusters.members())
         for band in range(self._config.bands):
             batches = (
                 (keys[distinct[numbers]], numbers[distinct[numbers]])

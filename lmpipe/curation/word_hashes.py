@@ -89,7 +89,7 @@ def hash_words(texts: Sequence[str] | pa.Array | pa.ChunkedArray) -> Words:
 
     Cost: one pass; memory 24 bytes a word, reserved for half of the texts' bytes.
     """
-    data, ends = _utf8(texts)
+    data, ends = utf8(texts)
     total = int(ends[-1] - ends[0])
     room = (total + len(ends)) // 2 + 1  # a word and its separator, or a lone character: >= 2 bytes
     hashes = np.empty(room, np.uint64)
@@ -179,7 +179,7 @@ def _fold(character: str) -> int:
     return ord(plain[0] if plain[0].isalnum() else character)
 
 
-def _utf8(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def utf8(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the texts' bytes and their bounds, without a copy where the type allows it."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()

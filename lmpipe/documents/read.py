@@ -1,6 +1,6 @@
 """Read documents, shard by shard and batch by batch, with only the columns that are asked for."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -37,6 +37,21 @@ def read_shard(
         yield from parquet.iter_batches(
             batch_size=batch_rows, columns=list(columns) if columns is not None else None
         )
+
+
+def split_by_bytes(
+    batches: Iterable[pa.RecordBatch], max_text_bytes: int = 8 << 20
+) -> Iterator[pa.RecordBatch]:
+    """Cut batches so that each holds few bytes of text, or one row: a batch of books is 60 MB."""
+    for batch in batches:
+        sizes = pc.fill_null(pc.binary_length(batch.column("text")), 0)
+        ends = np.cumsum(sizes.to_numpy(zero_copy_only=False).astype(np.int64))
+        start = 0
+        while start < batch.num_rows:
+            room = (int(ends[start - 1]) if start else 0) + max_text_bytes
+            end = max(start + 1, int(np.searchsorted(ends, room, side="right")))
+            yield batch.slice(start, end - start)
+            start = end
 
 
 def read_documents(

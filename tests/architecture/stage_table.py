@@ -11,6 +11,7 @@ ORDER = [
     *("source", "extract", "import_documents", "quality_classifier", "signals", "select"),
     *(
         "dedup",
+        "dedup_passages",
         "resample",
         "decontaminate",
         "mask",

@@ -68,6 +68,19 @@ def test_enums_and_bounds_reach_the_form() -> None:
     assert set(flows) == {entry["name"] for entry in STAGE_FORMS}
 
 
+def test_a_section_that_is_off_by_default_can_be_filled_in() -> None:
+    parameters = default_parameters(STAGE_FORMS[0], Site())
+    parameters["recipe"]["dedup_passages"] = {"unit": "sentences", "bloom_memory_mb": 64}
+    jsonschema.validate(parameters, form("flows/deployed.py:pipeline"))
+    recipe = deployed.pipeline.validate_parameters(copy.deepcopy(parameters))["recipe"]
+    assert recipe.dedup_passages.length == 3
+    again = TypeAdapter(PipelineConfig).validate_python(recipe.model_dump(mode="json"))
+    assert again == recipe
+    parameters["recipe"]["dedup_passages"]["unit"] = "pages"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(parameters, form("flows/deployed.py:pipeline"))
+
+
 def test_a_value_out_of_bounds_is_refused_before_anything_starts() -> None:
     parameters = default_parameters(STAGE_FORMS[0], Site())
     parameters["recipe"]["dedup"]["rows"] = 0

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lmpipe.artifacts import shards as executors
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.stage import Stage, StageConfig
@@ -62,3 +63,23 @@ def new_bench(tmp_path: Path) -> Callable[[str], Workbench]:
         return Workbench(tmp_path / name)
 
     return make
+
+
+class InThisProcess:
+    """Stands for an executor of many workers: runs each task here, in another order."""
+
+    def __init__(self, task: executors.ShardTask, tasks: int) -> None:
+        self.task, self.tasks = task, tasks
+
+    def run(self) -> None:
+        for rank in reversed(range(self.tasks)):
+            key = self.task._keys[rank]
+            executors.ShardTask(self.task._store, self.task._prefix, [key], self.task._work)(None)
+
+
+@pytest.fixture
+def other_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(task: executors.ShardTask, tasks: int, *rest: object) -> InThisProcess:
+        return InThisProcess(task, tasks)
+
+    monkeypatch.setattr(executors, "_executor", make)

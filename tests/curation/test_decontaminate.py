@@ -310,3 +310,50 @@ def test_gsm8k_training_problems_are_clean_and_merged_test_items_are_exactly_tho
     assert set(found) == {id_of(key) for key in leaked}
     for key in leaked:
         assert found[id_of(key)]["reasons"] == [f"gsm8k:{key.removeprefix('test')}"]
+
+
+LABELLED = Path(__file__).parents[1] / "data" / "contamination"
+
+
+def labelled_run(bench: Workbench, **options: object) -> tuple[Documents, set[tuple[str, int]]]:
+    """Search labelled items in real pages; return what was found as (document, item)."""
+    pages = map(json.loads, (LABELLED / "documents.jsonl").read_text().splitlines())
+    documents = bench.run(given, shards({str(n): page["text"] for n, page in enumerate(pages)}))
+    source = bench.files("real", real__jsonl=(LABELLED / "items.jsonl").read_text())
+    config = DecontaminateConfig(remove="nothing", **options)
+    result = bench.run(decontaminate, config, documents, source)
+    table = pq.read_table(pa.BufferReader(result.read_bytes("overlaps/00000.parquet")))
+    return result, {(row["id"], row["item"]) for row in table.to_pylist()}
+
+
+def labels(name: str) -> dict[int, str]:
+    """Return the items of a label, and the documents that they were taken from."""
+    rows = map(json.loads, (LABELLED / "items.jsonl").read_text().splitlines())
+    return {n: id_of(str(row["document"])) for n, row in enumerate(rows) if row["label"] == name}
+
+
+def test_in_real_pages_the_leaked_items_are_found_and_no_innocent_one(bench: Workbench):
+    result, found = labelled_run(bench)
+    leaked = {(document, item) for item, document in labels("leaked").items()}
+    assert len(leaked) == 16 and found == leaked  # precision and recall 1 on 16 and 39 items
+    report = result.read_json("contamination.json")["benchmarks"]["real"]
+    assert report["dirty"] == sorted(labels("leaked"))
+    assert report["unchecked"] == sorted(labels("short")) and len(report["unchecked"]) == 12
+    assert sorted(map(int, report["unsure"])) == sorted(labels("boilerplate"))
+    assert all(entry["documents"] > 10 for entry in report["unsure"].values())
+    assert (len(labels("quoted")), len(labels("absent"))) == (12, 12)
+    control = result.metrics["control"]
+    assert control["recall"] == control["precision"] == 1 and control["negatives"] >= 12
+
+
+def test_in_real_pages_each_guard_spares_the_items_that_it_is_for(bench: Workbench):
+    leaked = {(document, item) for item, document in labels("leaked").items()}
+    for options, spared in (
+        ({"boilerplate_documents": 0}, "boilerplate"),
+        ({"min_item_words": 1}, "short"),
+        ({"ngram": 12}, "quoted"),
+    ):
+        _, found = labelled_run(bench, **options)
+        assert leaked <= found
+        assert {item for _, item in found - leaked} <= set(labels(spared)), options
+        assert found - leaked, options

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import random
+import tracemalloc
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,6 +95,67 @@ def test_bytes_are_equal_for_any_number_of_workers(new_bench, monkeypatch):
     config = shards(*(dict(items[number::4]) for number in range(4)))
     digests = {run(new_bench(str(n)), config, workers=n).digest for n in (1, 3)}
     assert len(digests) == 1
+
+
+def test_one_two_and_eight_workers_give_the_same_bytes_a_resumed_run_too(
+    new_bench, other_executor, monkeypatch
+):
+    from lmpipe.curation import dedup as module
+
+    monkeypatch.setattr(word_hashes, "DOCUMENTS_PER_WORKER", 1)
+    items = list(texts().items())
+    config = shards(*(dict(items[number::8]) for number in range(8)))
+    digests = [run(new_bench(str(n)), config, workers=n).digest for n in (1, 2, 8)]
+
+    def die(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    bench = new_bench("killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "filter_shard", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(bench, config, workers=2)
+    resumed = run(bench, config, workers=8)
+    assert "adopted 8 of 8 shards" in str(bench.events)
+    assert {*digests, resumed.digest} == {digests[0]}
+
+
+def test_reads_grow_with_shards_and_bands_and_not_with_documents(bench: Workbench, monkeypatch):
+    from lmpipe.curation.duplicates import Sketches
+
+    reads, real = [], Sketches._read
+    monkeypatch.setattr(
+        Sketches, "_read", lambda self, *args: (reads.append(args), real(self, *args))[1]
+    )
+    counts = {}
+    for size, num_shards in ((40, 2), (160, 2), (160, 4)):
+        reads.clear()
+        items = [(f"{size}-{n}", " ".join(prose(n, 40))) for n in range(size)]
+        run(bench, shards(*(dict(items[n::num_shards]) for n in range(num_shards))))
+        counts[size, num_shards] = len(reads)
+    assert counts[40, 2] == counts[160, 2] == counts[160, 4] / 2
+    assert counts[160, 4] <= 4 * (14 + 5)
+
+
+def test_memory_of_the_gathering_does_not_grow_with_the_bands(bench: Workbench, monkeypatch):
+    from lmpipe.curation.duplicates import Gathering
+
+    peaks, real = {}, Gathering.near_texts
+
+    def measured(self: Gathering, out: Output) -> object:
+        tracemalloc.start()
+        try:
+            return real(self, out)
+        finally:
+            peaks[self._config.bands] = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+
+    monkeypatch.setattr(Gathering, "near_texts", measured)
+    config = shards({str(n): f"a{n} b c d e{n}" for n in range(4000)})
+    for bands in (2, 4, 64):
+        run(bench, config, bands=bands, rows=4, verify=False)
+    every_key = 8 * 4000 * 64
+    assert peaks[64] < peaks[4] + every_key / 10  # the first run compiles
 
 
 def test_documents_shorter_than_the_ngram_never_collide(bench: Workbench):

@@ -1,11 +1,14 @@
 import io
+import itertools
 import threading
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lmpipe.documents.read import find_rows
+from lmpipe.documents.read import find_rows, split_by_bytes
 
 
 class Watched(io.BytesIO):
@@ -53,3 +56,17 @@ def test_no_other_thread_holds_the_file() -> None:
     assert file.threads == {threading.get_ident()}
     pq.read_table(scanned, filters=[("id", "=", "0500")])
     assert scanned.threads - {threading.get_ident()}, "the watch sees threads of the scanner"
+
+
+@given(st.lists(st.lists(st.text("aü", max_size=9) | st.none(), max_size=9), max_size=4))
+def test_batches_are_cut_to_few_bytes_and_hold_the_same_rows(batches: list[list[str | None]]):
+    schema = pa.schema([pa.field("text", pa.string())])
+    given_batches = [
+        pa.record_batch([pa.array(["x", *texts], pa.string()).slice(1)], schema=schema)
+        for texts in batches
+    ]
+    pieces = [b.column("text").to_pylist() for b in split_by_bytes(given_batches, 12)]
+    assert [*itertools.chain(*pieces)] == [*itertools.chain(*batches)]
+    for piece in pieces:
+        size = sum(len((text or "").encode()) for text in piece)
+        assert piece and (size <= 12 or len(piece) == 1)

@@ -212,3 +212,18 @@ def test_models_and_labelled_files_of_a_recipe_become_inputs_of_signals(tmp_path
     assert "source[perplexity_model]" in changed and "source[crawl]" not in changed
     with pytest.raises(ConfigError, match="gopher_min_stop_wrds: unknown key; did you mean"):
         load_recipe("demo", ["select.thresholds_by_language.de.gopher_min_stop_wrds=2"])
+
+
+def test_passages_are_cut_between_dedup_and_decontaminate_where_a_recipe_asks(tmp_path: Path):
+    root = f"store.root={tmp_path}"
+    for changes, count in (
+        ([], 0),
+        (["dedup_passages.unit=sentences"], 1),
+        (["dedup_passages={}"], 1),
+    ):
+        recipe = load_recipe("demo", [root, *changes])
+        names = [step.name for step in plan_run("curate", recipe, Selection())]
+        assert names.count("dedup_passages") == count
+        if count:
+            assert names.index("dedup") + 1 == names.index("dedup_passages")
+            assert names.index("dedup_passages") < names.index("decontaminate")

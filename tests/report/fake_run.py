@@ -64,6 +64,17 @@ REMOVED = pa.schema(
 )  # fmt: skip
 
 
+OVERLAPS = pa.schema(
+    [("id", pa.string()), ("benchmark", pa.string()), ("item", pa.int64()), ("part", pa.string()),
+     ("share", pa.float64()), ("action", pa.string()), ("text", pa.string())]
+)  # fmt: skip
+CUTS = pa.schema(
+    [("id", pa.string()), ("action", pa.string()), ("segment", pa.int64()),
+     ("num_words", pa.int64()), ("keeper", pa.string()), ("copies", pa.int64()),
+     ("text", pa.string())]
+)  # fmt: skip
+
+
 def document(index: int) -> dict[str, Any]:
     words = "The parser reads one record at a time and returns the tree that it has built. "
     text = HOSTILE + words if index % 7 == 0 else words * (1 + index % 5)
@@ -84,8 +95,9 @@ def write_documents(
         pages = len(kept) + sum(map(len, removed.values()))
         out.metric("records", {"pages": pages, "skipped: request": 400, "skipped: metadata": 60})
     if name == "decontaminate":
-        row = {"benchmark": "blimp", "items": 300, "contaminated items": 2, "documents": 1}
-        out.metric("benchmarks", {"blimp": row})
+        write_contamination(out)
+    if name == "dedup_passages":
+        write_cuts(out, len(kept))
     halves = [kept[: len(kept) // 2], kept[len(kept) // 2 :]]
     for shard, indices in enumerate(halves):
         data = parquet([document(i) for i in indices], DOCUMENTS)
@@ -103,6 +115,37 @@ def write_documents(
     for bucket, rows in sorted(buckets.items()):
         out.write_bytes(f"removed/{bucket}.parquet", parquet(rows, REMOVED))
         out.set_rows(f"removed/{bucket}.parquet", len(rows))
+
+
+def write_contamination(out: Output[Any]) -> None:
+    row = {"benchmark": "blimp", "items": 300, "contaminated items": 2, "documents": 1}
+    out.metric("benchmarks", {"blimp": row})
+    out.metric("contaminated", 3)
+    out.metric("control", {"planted": 128, "found": 128, "negatives": 40, "flagged_negatives": 1,
+                           "recall": 1.0, "precision": 128 / 129})  # fmt: skip
+    sets = {"blimp": {"dirty": [7, 31], "unsure": {"12": {"documents": 40}}}}
+    out.write_json(
+        "contamination.json",
+        {"documents": 900, "flagged_documents": 21, "contaminated_documents": 3,
+         "benchmarks": sets},
+    )  # fmt: skip
+    rows = [{"id": "ab" * 16, "benchmark": "blimp", "item": n, "part": "good", "share": 1 / n,
+             "action": "removed", "text": HOSTILE} for n in (1, 2)]  # fmt: skip
+    out.write_bytes("overlaps/00000.parquet", parquet(rows, OVERLAPS))
+
+
+def write_cuts(out: Output[Any], kept: int) -> None:
+    for name, value in {
+        "input": kept + 9, "kept": kept, "cut": 30, "passages": 20_000, "repeats": 120,
+        "kept_characters": 90_000, "cut_characters": 9_000, "dropped_characters": 1_000,
+        "lost_keepers": 2, "bloom_bits": 8 << 20, "bloom_probes": 10, "bloom_capacity": 580_000,
+        "bloom_keys": 19_880, "bloom_expected_errors": 0.2,
+    }.items():  # fmt: skip
+        out.metric(name, value)
+    rows = [{"id": "ab" * 16, "action": "cut", "segment": n, "num_words": 9, "copies": n or None,
+             "keeper": "cd" * 16 if n else None, "text": f"{n} {HOSTILE}"}
+            for n in range(4)]  # fmt: skip
+    out.write_bytes("cuts/00000.parquet", parquet(rows, CUTS))
 
 
 def split(indices: list[int], shares: dict[str, float]) -> tuple[list[int], dict[str, list[int]]]:
@@ -324,6 +367,7 @@ def make_run(root: Path) -> list[Artifact]:
     }
     docs, ids = narrow("select", docs, ids, rules)
     docs, ids = narrow("dedup", docs, ids, {"exact_duplicate": 0.05, "near_duplicate": 0.14})
+    docs, ids = narrow("dedup_passages", docs, ids, {"few_words_left": 0.01})
     docs, ids = narrow("decontaminate", docs, ids, {"docs_cloze": 0.02, "blimp": 0.004})
     tokens = make("tokenizer", "exact", Tokenizer, [docs],
                   lambda out: out.write_json("meta.json", {"vocab_size": 4096}))  # fmt: skip

@@ -23,8 +23,7 @@ from tests.report.fake_run import HOSTILE
 
 SECTIONS = [
     "glance", "data", "classifiers", "tokenizer", "pretrain", "sft", "dpo", "grpo", "evals",
-    "scaling",
-    "contamination", "removed", "kept", "cost", "reproduce", "lineage",
+    "scaling", "contamination", "passages", "removed", "kept", "cost", "reproduce", "lineage",
 ]  # fmt: skip
 VOID = {"meta", "br"}  # SVG shapes close themselves or hold a title
 
@@ -186,6 +185,25 @@ def test_removed_documents_are_quoted_with_text_value_and_limit(html: str) -> No
     assert "limit 50" in removed
     assert "kept instead: " in removed
     assert "similarity 0." in removed
+
+
+def test_contamination_shows_the_control_and_the_dirty_items(html: str) -> None:
+    part = html.partition('<section id="contamination">')[2].partition("</section>")[0]
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", part))
+    assert "128 of 128, half of them in capitals" in text and "recall 100.00%" in text
+    assert "1 of 40 did: precision 99.2%" in text
+    assert "Dirty items 2" in text and "in the training text 7, 31" in text
+    assert "met by boilerplate alone 12" in text and "blimp, item 1, good" in text
+    glance = html.partition('<section id="glance">')[2].partition("</section>")[0]
+    assert "3 that hold some are in the training text" in glance
+
+
+def test_repeated_passages_show_what_went_and_what_a_filter_does_not_know(html: str) -> None:
+    part = html.partition('<section id="passages">')[2].partition("</section>")[0]
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", part))
+    assert "Characters cut 9.0%" in text and "Keepers lost 2" in text
+    assert "19,880 of 580,000 keys, 1 MB, 10 probes: about 0.2 unique passages" in text
+    assert text.index("3 copies") < text.index("1 copies") < text.index("seen before")
 
 
 def test_the_twin_has_the_same_sections(html: str, markdown: str) -> None:

@@ -1,0 +1,227 @@
+"""dedup_passages: text that an earlier document holds as well is cut out, passage by passage.
+
+`dedup` removes documents that are nearly others; what repeats across different documents (menus,
+licences, quotations, one chapter on two pages) is left. Here a passage is a paragraph (CCNet), a
+run of sentences (C4, three) or the whole document, and of equal ones the one in the document with
+the smallest id stays. Comes after dedup: near duplicates would cut one another to rags, and which
+document is whole would be chance.
+
+A document that lost something goes if too little remains of it. Its own passages then go too, some
+of which others lost because it had them: `lost_keepers` counts those, and `lmpipe why` says it of
+each. The alternative, deciding again until nothing changes, may take as many passes as there are
+documents in a chain.
+
+Passes over the shards (see repeats.py):
+
+1. keys: each shard's passages, sorted;
+2. join: repeats are found, range by range of keys; or one Bloom filter takes them in order;
+3. filter: each shard writes what remains, its part of the ledger and the evidence in `cuts/`: which
+   bytes of which document went, and which passage of which document stays. Put together, the kept
+   text and the cuts are the text that came in, to the character.
+
+With `bloom_memory_mb` no keeper is known: a filter says that a passage was seen, and errs at the
+asked rate (bloom.py).
+
+Signals measured before (num_words, scores) are those of the text before the cut.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import Documents
+from lmpipe.errors import InputError
+from lmpipe.runtime import Runtime
+
+if TYPE_CHECKING:
+    from lmpipe.curation.repeats import Repeats
+
+
+class DedupPassagesConfig(StageConfig):
+    """What a passage is, and what becomes of a document that lost some."""
+
+    unit: Literal["paragraph", "sentences", "document"] = Field(
+        "paragraph",
+        description="A passage is a line (CCNet), a run of sentences (C4), or a whole document.",
+    )
+    num_sentences: int = Field(
+        3, ge=1, le=64, description="Sentences of a passage, where the unit is sentences."
+    )
+    min_passage_words: int = Field(
+        8,
+        ge=1,
+        le=10_000,
+        description="Passages of fewer words stay: language, code and tables repeat them by "
+        "chance.",
+    )
+    min_remaining_words: int = Field(
+        20, ge=0, le=1_000_000, description="A cut document with fewer words left is removed."
+    )
+    min_remaining_fraction: float = Field(
+        0.0, ge=0, le=1, description="So is one with a smaller share of its words left."
+    )
+    bloom_memory_mb: int = Field(
+        0,
+        ge=0,
+        le=2**20,
+        description="Memory of a Bloom filter in place of the exact join; 0: the join, which alone "
+        "knows whose passage it was.",
+    )
+    bloom_false_positive_fraction: float = Field(
+        0.001,
+        gt=0,
+        lt=1,
+        description="Share of new passages that the full Bloom filter takes for repeats.",
+    )
+
+    @property
+    def length(self) -> int:
+        """Segments of a passage."""
+        return self.num_sentences if self.unit == "sentences" else 1
+
+
+@stage(version=1, kind="exact")
+def dedup_passages(
+    out: Output[Documents], config: DedupPassagesConfig, documents: Documents, *, runtime: Runtime
+) -> Documents:
+    """Cut paragraphs or runs of sentences that another document holds; say whose they are.
+
+    Raises:
+        InputError: no document holds a passage, a Bloom filter is too small, or nothing is kept.
+    """
+    from lmpipe.curation.cuts import count_lost_keepers
+    from lmpipe.curation.repeats import find_repeats
+    from lmpipe.curation.word_hashes import enough_workers
+    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.documents.read import count_documents, shard_names
+
+    names = {Path(name).stem: name for name in shard_names(documents)}
+    count = count_documents(documents)
+    runtime = enough_workers(runtime, count)
+    keys = partial(key_shard, config=config, documents=documents, names=names)
+    made = out.run_shards([f"keys-{key}" for key in names], keys, runtime)
+    if not any(record.counts["passages"] for record in made):
+        raise InputError(
+            f"none of {count} documents holds a passage of min_passage_words="
+            f"{config.min_passage_words} (unit={config.unit}): nothing could be found; lower it"
+        )
+    found = find_repeats(out, made, config, runtime)
+    work = partial(
+        cut_shard,
+        config=config,
+        documents=documents,
+        names=names,
+        store=out.store,
+        ranges=dict(zip(names, found.ranges, strict=True)),
+    )
+    records = out.run_shards(list(names), work, runtime)
+    kept = _total(records, "kept")
+    assert_conserved("dedup_passages", count, kept, gather_parts(out, list(names)))
+    parts = sum(_total(records, name) for name in _CHARACTERS)
+    whole = _total(made, "characters")
+    assert parts == whole, f"dedup_passages: {parts} characters came out of {whole}"
+    if kept == 0:
+        raise InputError(
+            f"dedup_passages keeps none of {count} documents; lower min_remaining_words="
+            f"{config.min_remaining_words} or min_remaining_fraction"
+        )
+    warn_of_low_yield(out, "dedup_passages", count, kept, runtime)
+    _report(out, config, made, records, found)
+    out.metric("lost_keepers", count_lost_keepers(out, list(names)))
+    return out.commit()
+
+
+_CHARACTERS = ("kept_characters", "cut_characters", "dropped_characters")
+
+
+def key_shard(
+    shard: ShardOutput,
+    key: str,
+    *,
+    config: DedupPassagesConfig,
+    documents: Documents,
+    names: dict[str, str],
+) -> None:
+    """Write one shard's passages."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from lmpipe.curation.duplicates import pack_ids
+    from lmpipe.curation.passages import passage_keys, split
+    from lmpipe.curation.repeats import PASSAGE, write_passages
+    from lmpipe.documents.read import read_shard, split_by_bytes
+
+    parts, first, characters = [np.empty(0, PASSAGE)], 0, 0
+    name = names[key.removeprefix("keys-")]
+    for batch in split_by_bytes(read_shard(documents, name, ["id", "text"])):
+        segments = split(batch.column("text"), config.unit)
+        keys, texts, places = passage_keys(segments, config.length, config.min_passage_words)
+        rows = np.empty(len(keys), PASSAGE)
+        rows["key"], rows["row"], rows["first"] = keys, texts + first, places
+        rows["id"] = pack_ids(batch.column("id").to_pylist())[texts]
+        parts.append(rows)
+        first += batch.num_rows
+        characters += pc.sum(pc.utf8_length(batch.column("text"))).as_py() or 0
+    rows = np.concatenate(parts)
+    shard.counts.update({"passages": len(rows), "characters": characters})
+    write_passages(shard, f"passages/{key}", rows, by_place=config.bloom_memory_mb > 0)
+
+
+def cut_shard(
+    shard: ShardOutput,
+    key: str,
+    *,
+    config: DedupPassagesConfig,
+    documents: Documents,
+    names: dict[str, str],
+    store: Store,
+    ranges: dict[str, list[tuple[str, int, int]]],
+) -> None:
+    """Write what remains of one shard, its part of the ledger, and the evidence."""
+    from lmpipe.curation.cuts import Cutter, write_cuts
+    from lmpipe.curation.repeats import read_repeats
+    from lmpipe.documents.ledger import write_part
+    from lmpipe.documents.read import read_shard, split_by_bytes
+    from lmpipe.documents.write import DocumentWriter
+
+    cutter = Cutter(read_repeats(store, ranges[key]), config)
+    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
+        for batch in split_by_bytes(read_shard(documents, names[key])):
+            writer.write_table(cutter.apply(batch))
+    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
+    write_part(shard, key, cutter.removed)
+    write_cuts(shard, key, cutter.tables)
+    shard.counts.update({**cutter.counts, "kept": writer.num_rows})
+
+
+def _total(records: list[ShardRecord], name: str) -> int:
+    return sum(int(record.counts[name]) for record in records)
+
+
+def _report(
+    out: Output[Documents],
+    config: DedupPassagesConfig,
+    made: list[ShardRecord],
+    records: list[ShardRecord],
+    found: "Repeats",
+) -> None:
+    from lmpipe.curation.cuts import reason_of
+
+    kept, removed = _total(records, "kept"), _total(records, "removed")
+    out.metric("input", kept + removed)
+    out.metric("kept", kept)
+    out.metric("removed", {reason_of(config): removed})
+    out.metric("cut", _total(records, "cut"))
+    out.metric("passages", _total(made, "passages"))
+    for name in (*_CHARACTERS, "cut_words"):
+        out.metric(name, _total(records, name))
+    for name, value in found.figures.items():
+        out.metric(name, value)
+    rows = [{"keeper": k, "segment": s, "copies": n} for k, s, n in found.most_copied]
+    out.metric("most_copied", rows)
+    out.table("most copied passages", rows)
