@@ -54,7 +54,7 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
     reports = [reader.layout.report().as_dict() for reader in readers]
     names = config.mixture.names if config.mixture else ()
     packing = dict(zip(names, reports, strict=True)) if names else reports[0]
-    summary["metrics"]["packing"] = packing
+    summary["metrics"]["document_packing"] = packing
     return summary
 
 

@@ -206,7 +206,7 @@ def write_pretrain(out: Output[Any]) -> None:
         },
     )
     cut = {"sequences": 5078, "padding_fraction": 0.002, "cut_fraction": 0.69, "cut_documents": 81}
-    out.metric("packing", dict.fromkeys(shares, cut))
+    out.metric("document_packing", dict.fromkeys(shares, cut))
     out.write_json(
         "meta.json", {"kind": "base", "parameters": 2_884_096, "tokens": 1_228_800, "step": 300}
     )
@@ -229,6 +229,9 @@ def write_aligned(out: Output[Any], kind: str) -> None:
                     "heldout_stderr": 0.02, "skipped": 0.0}  # fmt: skip
         rows.append(row)
     write_curves(out, rows)
+    if kind == "sft":
+        counts = {"rows": 694, "conversations": 8192, "supervised_tokens": 58_178}
+        out.metric("packing", counts)  # of conversations, unlike a base model's
     out.write_json("meta.json", {"kind": kind, "parameters": 2_884_096, "step": 80})
     out.write_json(
         "samples.json",

@@ -217,7 +217,7 @@ def test_a_packed_mixture_trains_and_the_manifest_says_what_each_set_gave(tmp_pa
     reader = TokenReader(mixed_inputs(store)["others"][0].local_dir(), "train", 32,
                          packing="best_fit")  # fmt: skip
     assert given["code"]["epochs"] == 50 / reader.num_sequences
-    packing = made.metrics["packing"]["code"]
+    packing = made.metrics["document_packing"]["code"]
     assert packing == reader.layout.report().as_dict() and packing["padding"] > 0
     rows = pq.read_table(made.local("curves.parquet")).to_pylist()
     assert len(rows) == 20 and rows[-1]["loss"] < 0.9 * rows[0]["loss"]

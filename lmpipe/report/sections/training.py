@@ -130,7 +130,7 @@ def mixture(checkpoint: Checkpoint) -> Table | None:
 
 def packing(checkpoint: Checkpoint) -> Table | None:
     """Say what the layout of documents in sequences costs."""
-    found: dict[str, Any] = checkpoint.metrics.get("packing") or {}
+    found: dict[str, Any] = checkpoint.metrics.get("document_packing") or {}
     if not found:
         return None
     sets = {"": found} if "sequences" in found else found
