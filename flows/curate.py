@@ -33,19 +33,21 @@ def curate(recipe: PipelineConfig) -> Curated:
     language_model = bring_in(recipe, "language_model", recipe.sources.language_model)
     examples = bring_in(recipe, "quality_examples", recipe.sources.quality_examples)
     quality = quality_classifier(recipe.quality_classifier, examples)
+    toxicity, nsfw = _classifier(recipe, "toxicity"), _classifier(recipe, "nsfw")
     measured = signals(
         recipe.signals,
         documents,
         language_model,
         quality,
         optional(recipe, "perplexity_model"),
-        _classifier(recipe, "toxicity"),
-        _classifier(recipe, "nsfw"),
+        toxicity,
+        nsfw,
         optional(recipe, "block_lists"),
     )
     selected = select(recipe.select, measured)
     unique = dedup(recipe.dedup, selected, _earlier_crawls(recipe))
-    stages: list[Artifact] = [origin, documents, measured, selected, unique]
+    classifiers = [model for model in (quality, toxicity, nsfw) if model is not None]
+    stages: list[Artifact] = [origin, documents, *classifiers, measured, selected, unique]
     if recipe.dedup_passages is not None:
         unique = dedup_passages(recipe.dedup_passages, unique)
         stages.append(unique)

@@ -18,6 +18,9 @@ def test_the_demo_plans_every_stage_in_an_empty_store(tmp_path: Path):
     assert {step.status for step in steps} == {"RUN", "PENDING"}
     assert [step.name for step in steps][-1] == "report"
     assert list(tmp_path.iterdir()) == []
+    made = {step.name for step in steps[:-1] if step.stage != "source"}
+    given = set(steps[-1].reason.removeprefix("after ").split(", "))
+    assert made <= given, "the report is to see whatever the pipeline makes"
 
 
 @pytest.mark.parametrize("flow", sorted(COMPOSITIONS))
