@@ -21,10 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmpipe.curation.word_hashes import compiled
-
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
+from lmpipe.curation.word_hashes import compiled, mix
 
 
 def num_probes(false_positive_fraction: float) -> int:
@@ -79,14 +76,6 @@ class BloomFilter:
 
 
 @compiled
-def _mix(value: np.uint64) -> np.uint64:
-    """Spread every bit of a hash over all bits (splitmix64's finish)."""
-    value = (value ^ (value >> np.uint64(30))) * _MIX1
-    value = (value ^ (value >> np.uint64(27))) * _MIX2
-    return value ^ (value >> np.uint64(31))
-
-
-@compiled
 def _add(
     keys: NDArray[np.uint64],
     words: NDArray[np.uint64],
@@ -98,7 +87,7 @@ def _add(
     errors = 0.0
     for index in range(len(keys)):
         rate = (num_set / (64.0 * len(words))) ** probes
-        place, step = _mix(keys[index]), _mix(~keys[index]) | np.uint64(1)
+        place, step = mix(keys[index]), mix(~keys[index]) | np.uint64(1)
         is_old = True
         for _ in range(probes):
             bit = place % size

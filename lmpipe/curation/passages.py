@@ -23,15 +23,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lmpipe.curation.word_hashes import compiled, hash_words, utf8
+from lmpipe.curation.word_hashes import compiled, hash_words, mix, utf8
 
 DOCUMENT, PARAGRAPH, SENTENCE = range(3)
 UNITS = {"document": DOCUMENT, "paragraph": PARAGRAPH, "sentences": SENTENCE}
 
 _TERMINAL, _CLOSER, _WIDE, _BLANK = 1, 2, 4, 8
 _K1 = np.uint64(0x9E3779B185EBCA87)
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
@@ -93,14 +91,6 @@ def _classes() -> NDArray[np.uint8]:
         for character in characters:
             classes[ord(character)] |= bit
     return classes
-
-
-@compiled
-def _mix(value: np.uint64) -> np.uint64:
-    """Spread every bit of a hash over all bits (splitmix64's finish)."""
-    value = (value ^ (value >> np.uint64(30))) * _MIX1
-    value = (value ^ (value >> np.uint64(27))) * _MIX2
-    return value ^ (value >> np.uint64(31))
 
 
 @compiled
@@ -172,7 +162,7 @@ def _keys(
         for first in range(offsets[text], offsets[text + 1] - length + 1):
             key, words = np.uint64(length), 0
             for index in range(first, first + length):
-                key = _mix(key * _K1 + digests[index])
+                key = mix(key * _K1 + digests[index])
                 words += counts[index]
             if words >= min_words:
                 keys[found] = key

@@ -195,7 +195,7 @@ def utf8(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 @compiled
-def _mix(value: np.uint64) -> np.uint64:
+def mix(value: np.uint64) -> np.uint64:
     """Spread every bit of a hash over all bits (splitmix64's finish)."""
     value = (value ^ (value >> np.uint64(30))) * _MIX1
     value = (value ^ (value >> np.uint64(27))) * _MIX2
@@ -254,7 +254,7 @@ def _hash_words(
                 folded = fold[code] if code < len(fold) else np.uint32(0)
             alone = bool(folded >= ALONE)
             if inside and (folded == 0 or alone or (was_alone and folded != SKIPPED)):
-                word = _mix(word)
+                word = mix(word)
                 hashes[count] = word
                 one = _step(one, word, _K1, np.uint64(31))
                 two = _step(two, word, _K3, np.uint64(23))
@@ -268,7 +268,7 @@ def _hash_words(
                 word = _step(word, np.uint64(folded), _K1, np.uint64(29))
                 was_alone = alone
             at = after
-        digests[text, 0], digests[text, 1] = _mix(one), _mix(two)
+        digests[text, 0], digests[text, 1] = mix(one), mix(two)
         offsets[text + 1] = count
     return count
 
@@ -292,7 +292,7 @@ def _roll(
             if index >= first + length:
                 value -= leaving * hashes[index - length]
             if index >= first + length - 1:
-                out[offsets[text] + index - first - length + 1] = _mix(value ^ np.uint64(length))
+                out[offsets[text] + index - first - length + 1] = mix(value ^ np.uint64(length))
 
 
 @compiled
@@ -323,7 +323,7 @@ def _find(
                     value -= leaving * hashes[index - length]
                 if index < first + length - 1:
                     continue
-                gram = _mix(value ^ np.uint64(length))
+                gram = mix(value ^ np.uint64(length))
                 place = np.int64(gram >> drop)
                 if not (bits[place >> 3] >> np.uint8(place & 7)) & 1:
                     continue
