@@ -63,7 +63,9 @@ def test_a_killed_test_run_takes_its_services_along(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path;"
         "from tests.services.processes import ServiceProcess;"
         "s = ServiceProcess('orphan', ['sleep', '60'], Path(sys.argv[1]));"
-        "s.start(lambda: s.running, timeout_seconds=10); print(s.pid, flush=True); time.sleep(60)"
+        # setpriv ties the service to its parent just before it becomes the command
+        "tied = lambda: Path(f'/proc/{s.pid}/comm').read_text() == 'sleep\\n';"
+        "s.start(tied, timeout_seconds=10); print(s.pid, flush=True); time.sleep(60)"
     )
     runner = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
