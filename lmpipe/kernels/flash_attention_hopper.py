@@ -76,11 +76,11 @@ def query_block(
 
     A few heads at a time, so that their keys and values stay in L2; of these the longest first.
     """
-    _num_blocks, num_rows, section, H, group_size = plan
+    _num_blocks, num_tiles, section, H, group_size = plan
     bounds_ptr, bounds_stride, T, S, window = mask
-    per_section = num_rows * section
+    per_section = num_tiles * section
     rest = turn % per_section
-    first_query = (num_rows - 1 - rest // section) * BLOCK_T
+    first_query = (num_tiles - 1 - rest // section) * BLOCK_T
     row = turn // per_section * section + rest % section
     batch = row // H
     head = row % H
@@ -219,19 +219,42 @@ def matrix(tiles, slot, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def _copy(mat, batch, head, row, ready, tile, pred):
+    """Start to copy a tile into a buffer, if it is one of the walk's."""
+    mbarrier.expect(ready, mat.block_type.nbytes, pred=pred)
+    tma.async_copy_global_to_shared(mat, [batch, head, row, 0], ready, tile, pred=pred)
+
+
+@gluon.jit
+def _give_back(
+    which: gl.constexpr, slot, first_key, tiles, ready, supply,
+    OWN_COPIES: gl.constexpr, STAGES: gl.constexpr, BLOCK_S: gl.constexpr,
+):
+    """A buffer has been read: tell the copying warp, or fill it again at once."""
+    if OWN_COPIES:
+        mats, batch, key_head, end = supply
+        ahead = first_key + (STAGES - which) * BLOCK_S
+        _copy(mats[which], batch, key_head, ahead, ready[which].index(slot),
+              tiles[which].index(slot), ahead < end)
+    else:
+        mbarrier.arrive(supply[which].index(slot))
+
+
+@gluon.jit
 def _walk(
-    acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-    key_ready, key_free, value_ready, value_free, visible, start_at, stop_at, to_log2,
-    LOWER: gl.constexpr, UPPER: gl.constexpr, STAGES: gl.constexpr, BLOCK_S: gl.constexpr,
-    SCORE: gl.constexpr, OUT: gl.constexpr, KEY: gl.constexpr,
+    acc, weight, row_sum, row_max, i, query, tiles, ready, supply, visible, start_at, stop_at,
+    to_log2,
+    LOWER: gl.constexpr, UPPER: gl.constexpr, OWN_COPIES: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_S: gl.constexpr, SCORE: gl.constexpr, OUT: gl.constexpr, KEY: gl.constexpr,
 ):
     """Tiles of keys [start_at, stop_at): scores of each, and the output of the one before."""
+    key_tile, value_tile = tiles
+    key_ready, value_ready = ready
     zero = gl.zeros([64, BLOCK_S], gl.float32, SCORE)
     for first_key in range(start_at, stop_at, BLOCK_S):
         slot = i % STAGES
-        phase = (i // STAGES) & 1
         last = (i - 1) % STAGES
-        mbarrier.wait(key_ready.index(slot), phase)
+        mbarrier.wait(key_ready.index(slot), (i // STAGES) & 1)
         score = warpgroup_mma(
             query, matrix(key_tile, slot, BLOCK_S, KEY).permute((1, 0)), zero,
             use_acc=False, is_async=True,
@@ -240,19 +263,90 @@ def _walk(
         acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)
         score = warpgroup_mma_wait(1, [score])
         new_weight, decay, row_sum, row_max = _softmax(
-            score, row_sum, row_max, visible, first_key, to_log2,
-            LOWER, UPPER, BLOCK_S, SCORE,
+            score, row_sum, row_max, visible, first_key, to_log2, LOWER, UPPER, BLOCK_S, SCORE
         )
         acc, weight = warpgroup_mma_wait(0, [acc, weight])
         barrier()  # all four warps are done with the buffers
-        mbarrier.arrive(key_free.index(slot))
-        mbarrier.arrive(value_free.index(last))
+        _give_back(0, slot, first_key, tiles, ready, supply, OWN_COPIES, STAGES, BLOCK_S)
+        _give_back(1, last, first_key, tiles, ready, supply, OWN_COPIES, STAGES, BLOCK_S)
         acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OUT))[:, None]
-        weight = gl.convert_layout(
-            new_weight.to(value_tile.dtype), gl.DotOperandLayout(0, OUT, 2)
-        )
+        weight = gl.convert_layout(new_weight.to(value_tile.dtype), gl.DotOperandLayout(0, OUT, 2))
         i += 1
     return acc, weight, row_sum, row_max, i
+
+
+@gluon.jit
+def _attend_block(
+    i, query, query_free, tiles, ready, supply, visible, begin, whole, end, to_log2,
+    LOWER: gl.constexpr, UPPER: gl.constexpr, OWN_COPIES: gl.constexpr, KP: gl.constexpr,
+    STAGES: gl.constexpr, BLOCK_S: gl.constexpr, SCORE: gl.constexpr, OUT: gl.constexpr,
+):
+    """64 queries over all keys they see: output not yet divided, sum, maximum, next tile."""
+    key_tile, value_tile = tiles
+    key_ready, value_ready = ready
+    KEY: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_S, KP], key_tile.dtype)
+    acc = gl.zeros([64, KP], gl.float32, OUT)
+    row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORE))
+    row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE))
+    if begin < end:
+        slot = i % STAGES
+        mbarrier.wait(key_ready.index(slot), (i // STAGES) & 1)
+        zero = gl.zeros([64, BLOCK_S], gl.float32, SCORE)
+        score = warpgroup_mma(
+            query, matrix(key_tile, slot, BLOCK_S, KEY).permute((1, 0)), zero,
+            use_acc=False, is_async=True,
+        )
+        score = warpgroup_mma_wait(0, [score])
+        barrier()
+        _give_back(0, slot, begin, tiles, ready, supply, OWN_COPIES, STAGES, BLOCK_S)
+        new_weight, _decay, row_sum, row_max = _softmax(
+            score, row_sum, row_max, visible, begin, to_log2, LOWER, UPPER, BLOCK_S, SCORE
+        )
+        weight = gl.convert_layout(new_weight.to(key_tile.dtype), gl.DotOperandLayout(0, OUT, 2))
+        i += 1
+        if LOWER:
+            acc, weight, row_sum, row_max, i = _walk(
+                acc, weight, row_sum, row_max, i, query, tiles, ready, supply, visible,
+                begin + BLOCK_S, gl.minimum(whole, end), to_log2,
+                True, True, OWN_COPIES, STAGES, BLOCK_S, SCORE, OUT, KEY,
+            )
+        acc, weight, row_sum, row_max, i = _walk(
+            acc, weight, row_sum, row_max, i, query, tiles, ready, supply, visible,
+            gl.maximum(begin + BLOCK_S, whole), end, to_log2,
+            False, UPPER, OWN_COPIES, STAGES, BLOCK_S, SCORE, OUT, KEY,
+        )
+        if not OWN_COPIES:
+            mbarrier.arrive(query_free)
+        last = (i - 1) % STAGES
+        mbarrier.wait(value_ready.index(last), ((i - 1) // STAGES) & 1)
+        acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])
+        if not OWN_COPIES:
+            barrier()
+            mbarrier.arrive(supply[1].index(last))
+    elif not OWN_COPIES:
+        barrier()
+        mbarrier.arrive(query_free)
+    return acc, row_sum, row_max, i
+
+
+@gluon.jit
+def _write(
+    acc, row_sum, row_max, outputs, row, batch, head, first_query, T,
+    K: gl.constexpr, KP: gl.constexpr, SCORE: gl.constexpr, OUT: gl.constexpr,
+):
+    """Divide by the sum; store 64 rows of out, and their log-sum-exp."""
+    out_ptr, lse_ptr, stride_ob, stride_ot, stride_oh, _to_log2 = outputs
+    row_T = first_query + gl.arange(0, 64, gl.SliceLayout(1, SCORE))
+    divisor = gl.where(row_sum > 0, row_sum, 1.0)
+    acc = acc / gl.convert_layout(divisor, gl.SliceLayout(1, OUT))[:, None]
+    lse_ptr += row.to(gl.int64) * T
+    gl.store(lse_ptr + row_T, row_max + gl.log2(divisor), mask=row_T < T)
+    out_ptr += batch.to(gl.int64) * stride_ob + head * stride_oh
+    write_rows(out_ptr, acc, first_query, T, stride_ot, K, KP)
+
+
+# --- two warpgroups and a warp that copies ------------------------------------------------------
 
 
 @gluon.jit
@@ -264,13 +358,10 @@ def _attend(
     """A consumer: 64 queries of block after block."""
     query_tile, key_tile, value_tile = tiles
     query_ready, query_free, key_ready, key_free, value_ready, value_free = barriers
-    out_base, lse_base, stride_ob, stride_ot, stride_oh, to_log2 = outputs
     bounds_ptr, bounds_stride, T, S, window = mask
-    dtype: gl.constexpr = query_tile.dtype
     SCORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_S, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KP, 16])
-    QUERY: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, KP], dtype)
-    KEY: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_S, KP], dtype)
+    QUERY: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, KP], query_tile.dtype)
     LOWER: gl.constexpr = WINDOWED or PACKED
     UPPER: gl.constexpr = CAUSAL or WINDOWED or PACKED or RAGGED
     i = 0
@@ -287,58 +378,14 @@ def _attend(
             row_T, bounds_ptr + batch.to(gl.int64) * T, bounds_stride, T, S, window,
             CAUSAL, WINDOWED, PACKED,
         )
-        visible = (first_T, end_T, edge)
-        acc = gl.zeros([64, KP], gl.float32, OUT)
-        row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORE))
-        row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE))
         mbarrier.wait(query_ready.index(consumer), done & 1)
-        if begin < end:
-            slot = i % STAGES
-            mbarrier.wait(key_ready.index(slot), (i // STAGES) & 1)
-            zero = gl.zeros([64, BLOCK_S], gl.float32, SCORE)
-            score = warpgroup_mma(
-                query, matrix(key_tile, slot, BLOCK_S, KEY).permute((1, 0)), zero,
-                use_acc=False, is_async=True,
-            )
-            score = warpgroup_mma_wait(0, [score])
-            barrier()
-            mbarrier.arrive(key_free.index(slot))
-            new_weight, _decay, row_sum, row_max = _softmax(
-                score, row_sum, row_max, visible, begin, to_log2, LOWER, UPPER, BLOCK_S, SCORE
-            )
-            weight = gl.convert_layout(new_weight.to(dtype), gl.DotOperandLayout(0, OUT, 2))
-            i += 1
-            if LOWER:
-                acc, weight, row_sum, row_max, i = _walk(
-                    acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-                    key_ready, key_free, value_ready, value_free, visible,
-                    begin + BLOCK_S, gl.minimum(whole, end), to_log2,
-                    True, True, STAGES, BLOCK_S, SCORE, OUT, KEY,
-                )
-            acc, weight, row_sum, row_max, i = _walk(
-                acc, weight, row_sum, row_max, i, query, key_tile, value_tile,
-                key_ready, key_free, value_ready, value_free, visible,
-                gl.maximum(begin + BLOCK_S, whole), end, to_log2,
-                False, UPPER, STAGES, BLOCK_S, SCORE, OUT, KEY,
-            )
-            mbarrier.arrive(query_free.index(consumer))
-            last = (i - 1) % STAGES
-            mbarrier.wait(value_ready.index(last), ((i - 1) // STAGES) & 1)
-            acc = warpgroup_mma(
-                weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True
-            )
-            acc = warpgroup_mma_wait(0, [acc])
-            barrier()
-            mbarrier.arrive(value_free.index(last))
-        else:
-            barrier()
-            mbarrier.arrive(query_free.index(consumer))
-        divisor = gl.where(row_sum > 0, row_sum, 1.0)
-        acc = acc / gl.convert_layout(divisor, gl.SliceLayout(1, OUT))[:, None]
-        lse_ptr = lse_base + (batch * plan[3] + head).to(gl.int64) * T
-        gl.store(lse_ptr + row_T, row_max + gl.log2(divisor), mask=row_T < T)
-        out_ptr = out_base + batch.to(gl.int64) * stride_ob + head * stride_oh
-        write_rows(out_ptr, acc, first_query, T, stride_ot, K, KP)
+        acc, row_sum, row_max, i = _attend_block(
+            i, query, query_free.index(consumer), (key_tile, value_tile),
+            (key_ready, value_ready), (key_free, value_free), (first_T, end_T, edge),
+            begin, whole, end, outputs[5], LOWER, UPPER, False, KP, STAGES, BLOCK_S, SCORE, OUT,
+        )
+        _write(acc, row_sum, row_max, outputs, batch * plan[3] + head, batch, head, first_query, T,
+               K, KP, SCORE, OUT)
         done += 1
         turn = next_turn(turns, done)
 
@@ -347,7 +394,7 @@ def _attend(
 def forward_kernel(
     query_mat, key_mat, value_mat, bounds_ptr, out_ptr, lse_ptr, counter_ptr,
     stride_ob, stride_ot, stride_oh,
-    num_blocks, num_rows, section, bounds_stride, T, S, H, group_size, window, scale,
+    num_blocks, num_tiles, section, bounds_stride, T, S, H, group_size, window, scale,
     CAUSAL: gl.constexpr, WINDOWED: gl.constexpr, PACKED: gl.constexpr, RAGGED: gl.constexpr,
     K: gl.constexpr, KP: gl.constexpr, BLOCK_S: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -389,7 +436,7 @@ def forward_kernel(
     turns = (turn_tile, turn_ready, turn_free, counter_ptr)
     sources = (query_mat, key_mat, value_mat)
     outputs = (out_ptr, lse_ptr, stride_ob, stride_ot, stride_oh, scale * 1.4426950408889634)
-    plan = (num_blocks, num_rows, section, H, group_size)
+    plan = (num_blocks, num_tiles, section, H, group_size)
     mask = (bounds_ptr, bounds_stride, T, S, window)
     gl.warp_specialize(
         [
@@ -408,54 +455,6 @@ def forward_kernel(
 
 
 @gluon.jit
-def _copy(mat, batch, head, row, ready, tile, pred):
-    """Start to copy a tile into a buffer, if it is one of the walk's."""
-    mbarrier.expect(ready, mat.block_type.nbytes, pred=pred)
-    tma.async_copy_global_to_shared(mat, [batch, head, row, 0], ready, tile, pred=pred)
-
-
-@gluon.jit
-def _small_walk(
-    acc, weight, row_sum, row_max, i, query, tiles, ready, sources, visible,
-    start_at, stop_at, to_log2,
-    LOWER: gl.constexpr, UPPER: gl.constexpr, STAGES: gl.constexpr, BLOCK_S: gl.constexpr,
-    SCORE: gl.constexpr, OUT: gl.constexpr, KEY: gl.constexpr,
-):
-    """As _walk, but a buffer that is free is filled again at once."""
-    key_tile, value_tile = tiles
-    key_ready, value_ready = ready
-    key_mat, value_mat, batch, key_head, end = sources
-    zero = gl.zeros([64, BLOCK_S], gl.float32, SCORE)
-    for first_key in range(start_at, stop_at, BLOCK_S):
-        slot = i % STAGES
-        last = (i - 1) % STAGES
-        mbarrier.wait(key_ready.index(slot), (i // STAGES) & 1)
-        score = warpgroup_mma(
-            query, matrix(key_tile, slot, BLOCK_S, KEY).permute((1, 0)), zero,
-            use_acc=False, is_async=True,
-        )
-        mbarrier.wait(value_ready.index(last), ((i - 1) // STAGES) & 1)
-        acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)
-        score = warpgroup_mma_wait(1, [score])
-        new_weight, decay, row_sum, row_max = _softmax(
-            score, row_sum, row_max, visible, first_key, to_log2,
-            LOWER, UPPER, BLOCK_S, SCORE,
-        )
-        acc, weight = warpgroup_mma_wait(0, [acc, weight])
-        barrier()
-        ahead = first_key + STAGES * BLOCK_S
-        _copy(key_mat, batch, key_head, ahead, key_ready.index(slot), key_tile.index(slot),
-              ahead < end)
-        ahead -= BLOCK_S
-        _copy(value_mat, batch, key_head, ahead, value_ready.index(last), value_tile.index(last),
-              ahead < end)
-        acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, OUT))[:, None]
-        weight = gl.convert_layout(new_weight.to(value_tile.dtype), gl.DotOperandLayout(0, OUT, 2))
-        i += 1
-    return acc, weight, row_sum, row_max, i
-
-
-@gluon.jit
 def small_forward_kernel(
     query_mat, key_mat, value_mat, bounds_ptr, out_ptr, lse_ptr, stride_ob, stride_ot, stride_oh,
     bounds_stride, T, S, H, group_size, window, scale,
@@ -468,7 +467,6 @@ def small_forward_kernel(
     SCORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_S, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KP, 16])
     QUERY: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, KP], dtype)
-    KEY: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_S, KP], dtype)
     LOWER: gl.constexpr = WINDOWED or PACKED
     UPPER: gl.constexpr = CAUSAL or WINDOWED or PACKED or RAGGED
     query_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, 64, KP], query_mat.layout)
@@ -482,13 +480,14 @@ def small_forward_kernel(
         mbarrier.init(key_ready.index(s), count=1)
         mbarrier.init(value_ready.index(s), count=1)
 
-    # The grid is (blocks of queries, heads): a section of one head makes a turn of its block.
-    num_rows = gl.num_programs(0)
-    plan = (num_rows * gl.num_programs(1), num_rows, 1, H, group_size)
+    # The grid is (heads at a time, tiles, the rest of the heads).
+    section = gl.num_programs(0)
+    num_tiles = gl.num_programs(1)
+    turn = (gl.program_id(2) * num_tiles + gl.program_id(1)) * section + gl.program_id(0)
+    plan = (num_tiles * section * gl.num_programs(2), num_tiles, section, H, group_size)
     mask = (bounds_ptr, bounds_stride, T, S, window)
     first_query, batch, head, key_head, begin, whole, edge, end = query_block(
-        gl.program_id(1) * num_rows + gl.program_id(0), plan, mask,
-        CAUSAL, WINDOWED, PACKED, 64, BLOCK_S,
+        turn, plan, mask, CAUSAL, WINDOWED, PACKED, 64, BLOCK_S
     )
     _copy(query_mat, batch, head, first_query, query_ready.index(0), query_tile.index(0), True)
     for s in gl.static_range(STAGES):
@@ -500,50 +499,15 @@ def small_forward_kernel(
         row_T, bounds_ptr + batch.to(gl.int64) * T, bounds_stride, T, S, window,
         CAUSAL, WINDOWED, PACKED,
     )
-    visible = (first_T, end_T, edge)
-    acc = gl.zeros([64, KP], gl.float32, OUT)
-    row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORE))
-    row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE))
-    query = matrix(query_tile, 0, 64, QUERY)
-    tiles = (key_tile, value_tile)
-    ready = (key_ready, value_ready)
-    sources = (key_mat, value_mat, batch, key_head, end)
     to_log2 = scale * 1.4426950408889634
     mbarrier.wait(query_ready.index(0), 0)
-    if begin < end:
-        mbarrier.wait(key_ready.index(0), 0)
-        zero = gl.zeros([64, BLOCK_S], gl.float32, SCORE)
-        score = warpgroup_mma(
-            query, matrix(key_tile, 0, BLOCK_S, KEY).permute((1, 0)), zero,
-            use_acc=False, is_async=True,
-        )
-        score = warpgroup_mma_wait(0, [score])
-        barrier()
-        ahead = begin + STAGES * BLOCK_S
-        _copy(key_mat, batch, key_head, ahead, key_ready.index(0), key_tile.index(0), ahead < end)
-        new_weight, _decay, row_sum, row_max = _softmax(
-            score, row_sum, row_max, visible, begin, to_log2, LOWER, UPPER, BLOCK_S, SCORE
-        )
-        weight = gl.convert_layout(new_weight.to(dtype), gl.DotOperandLayout(0, OUT, 2))
-        i = 1
-        if LOWER:
-            acc, weight, row_sum, row_max, i = _small_walk(
-                acc, weight, row_sum, row_max, i, query, tiles, ready, sources, visible,
-                begin + BLOCK_S, gl.minimum(whole, end), to_log2,
-                True, True, STAGES, BLOCK_S, SCORE, OUT, KEY,
-            )
-        acc, weight, row_sum, row_max, i = _small_walk(
-            acc, weight, row_sum, row_max, i, query, tiles, ready, sources, visible,
-            gl.maximum(begin + BLOCK_S, whole), end, to_log2,
-            False, UPPER, STAGES, BLOCK_S, SCORE, OUT, KEY,
-        )
-        last = (i - 1) % STAGES
-        mbarrier.wait(value_ready.index(last), ((i - 1) // STAGES) & 1)
-        acc = warpgroup_mma(weight, matrix(value_tile, last, BLOCK_S, KEY), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, [acc])
-    divisor = gl.where(row_sum > 0, row_sum, 1.0)
-    acc = acc / gl.convert_layout(divisor, gl.SliceLayout(1, OUT))[:, None]
-    lse_ptr += gl.program_id(1).to(gl.int64) * T
-    gl.store(lse_ptr + row_T, row_max + gl.log2(divisor), mask=row_T < T)
-    out_ptr += batch.to(gl.int64) * stride_ob + head * stride_oh
-    write_rows(out_ptr, acc, first_query, T, stride_ot, K, KP)
+    i = 0
+    acc, row_sum, row_max, i = _attend_block(
+        i, matrix(query_tile, 0, 64, QUERY), query_ready, (key_tile, value_tile),
+        (key_ready, value_ready), ((key_mat, value_mat), batch, key_head, end),
+        (first_T, end_T, edge), begin, whole, end, to_log2,
+        LOWER, UPPER, True, KP, STAGES, BLOCK_S, SCORE, OUT,
+    )
+    outputs = (out_ptr, lse_ptr, stride_ob, stride_ot, stride_oh, to_log2)
+    _write(acc, row_sum, row_max, outputs, batch * H + head, batch, head, first_query, T,
+           K, KP, SCORE, OUT)

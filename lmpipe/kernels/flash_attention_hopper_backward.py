@@ -66,10 +66,10 @@ def _key_block(
     BLOCK_S: gl.constexpr, BLOCK_T: gl.constexpr,
 ):
     """The block of keys of a turn, and the queries it walks; the first keys have the most."""
-    _num_blocks, num_rows, section, H, group_size = plan
+    _num_blocks, num_tiles, section, H, group_size = plan
     bounds_ptr, bounds_stride, T, S, window = mask
     num_groups = H // group_size
-    per_section = num_rows * section
+    per_section = num_tiles * section
     rest = turn % per_section
     first_key = rest // section * BLOCK_S
     row = turn // per_section * section + rest % section
@@ -281,7 +281,7 @@ def _sum_over_queries(
 def grad_key_value_kernel(
     query_mat, key_mat, value_mat, grad_out_mat, bounds_ptr, lse_ptr, delta_ptr,
     grad_key_ptr, grad_value_ptr, counter_ptr, stride_gb, stride_gs, stride_gg,
-    num_blocks, num_rows, section, bounds_stride, T, S, H, group_size, window, scale,
+    num_blocks, num_tiles, section, bounds_stride, T, S, H, group_size, window, scale,
     CAUSAL: gl.constexpr, WINDOWED: gl.constexpr, PACKED: gl.constexpr, RAGGED: gl.constexpr,
     K: gl.constexpr, KP: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -320,7 +320,7 @@ def grad_key_value_kernel(
     sources = (query_mat, grad_out_mat)
     rows = (lse_ptr, delta_ptr)
     outputs = (grad_key_ptr, grad_value_ptr, stride_gb, stride_gs, stride_gg, scale)
-    plan = (num_blocks, num_rows, section, H, group_size)
+    plan = (num_blocks, num_tiles, section, H, group_size)
     mask = (bounds_ptr, bounds_stride, T, S, window)
     gl.warp_specialize(
         [
@@ -473,7 +473,7 @@ def _sum_over_keys(
 def grad_query_kernel(
     query_mat, key_mat, value_mat, grad_out_mat, bounds_ptr, lse_ptr, delta_ptr,
     grad_query_ptr, counter_ptr, stride_gb, stride_gt, stride_gh,
-    num_blocks, num_rows, section, bounds_stride, T, S, H, group_size, window, scale,
+    num_blocks, num_tiles, section, bounds_stride, T, S, H, group_size, window, scale,
     CAUSAL: gl.constexpr, WINDOWED: gl.constexpr, PACKED: gl.constexpr, RAGGED: gl.constexpr,
     K: gl.constexpr, KP: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -512,7 +512,7 @@ def grad_query_kernel(
     sources = (key_mat, value_mat)
     rows = (lse_ptr, delta_ptr)
     outputs = (grad_query_ptr, stride_gb, stride_gt, stride_gh, scale)
-    plan = (num_blocks, num_rows, section, H, group_size)
+    plan = (num_blocks, num_tiles, section, H, group_size)
     mask = (bounds_ptr, bounds_stride, T, S, window)
     gl.warp_specialize(
         [

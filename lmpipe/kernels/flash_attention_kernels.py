@@ -86,6 +86,20 @@ def store_rows(
     tl.store(pointers, tile.to(base.dtype.element_ty), mask=inside)
 
 
+# --- what a program works on --------------------------------------------------------------------
+
+
+@triton.jit
+def place():
+    """The number of a program's tile and of its row, batch x head.
+
+    The grid is (heads at a time, tiles, the rest of the heads), the first counted fastest: what a
+    few heads walk stays in L2, and of these tile 0 comes first. Head after head, the last head's
+    longest tiles ran alone at the end: with 4 query heads a key head, 10% more time backward.
+    """
+    return tl.program_id(1), tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+
+
 # --- what a row sees ----------------------------------------------------------------------------
 
 
@@ -211,14 +225,15 @@ def forward_kernel(
     """One tile of queries of one head: out, and log-sum-exp in base 2 (-inf: saw nothing)."""
     # Under a causal mask the last queries have the most keys: they start first, the short ones fill
     # the end.
-    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_T
-    batch = (tl.program_id(1) // H).to(tl.int64)
-    head = tl.program_id(1) % H
+    number, row = place()
+    first_query = (tl.num_programs(1) - 1 - number) * BLOCK_T
+    batch = (row // H).to(tl.int64)
+    head = row % H
     query_ptr += batch * stride_qb + head * stride_qh
     key_ptr += batch * stride_kb + head // group_size * stride_kg
     value_ptr += batch * stride_vb + head // group_size * stride_vg
     out_ptr += batch * stride_ob + head * stride_oh
-    lse_ptr += tl.program_id(1).to(tl.int64) * T
+    lse_ptr += row.to(tl.int64) * T
     bounds_ptr += batch * T
     key_mat = matrix(key_ptr, S, stride_ks, K, BLOCK_S, KP, TMA)
     value_mat = matrix(value_ptr, S, stride_vs, K, BLOCK_S, KP, TMA)
@@ -278,13 +293,14 @@ def delta_kernel(
 
     A gradient of the log-sum-exp adds weight_ts * grad_lse_t to every score's: the same place.
     """
-    first_query = tl.program_id(0) * BLOCK_T
-    batch = (tl.program_id(1) // H).to(tl.int64)
-    head = tl.program_id(1) % H
+    number, row = place()
+    first_query = number * BLOCK_T
+    batch = (row // H).to(tl.int64)
+    head = row % H
     out_ptr += batch * stride_ob + head * stride_oh
     grad_out_ptr += batch * stride_gb + head * stride_gh
     row_T = first_query + tl.arange(0, BLOCK_T)
-    row_offset = tl.program_id(1).to(tl.int64) * T + row_T
+    row_offset = row.to(tl.int64) * T + row_T
     out = load_rows(out_ptr, first_query, T, stride_ot, K, BLOCK_T, KP, True, False)
     grad_out = load_rows(grad_out_ptr, first_query, T, stride_gt, K, BLOCK_T, KP, True, False)
     delta = tl.sum(out.to(tl.float32) * grad_out.to(tl.float32), 1)
@@ -353,10 +369,11 @@ def grad_key_value_kernel(
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """One tile of keys of one key head: dK and dV, summed over the query heads that share it."""
-    first_key = tl.program_id(0) * BLOCK_S  # the first keys have the most queries, and start first
+    number, row = place()
+    first_key = number * BLOCK_S  # the first keys have the most queries, and start first
     num_groups = H // group_size
-    batch = (tl.program_id(1) // num_groups).to(tl.int64)
-    group = tl.program_id(1) % num_groups
+    batch = (row // num_groups).to(tl.int64)
+    group = row % num_groups
     key_ptr += batch * stride_kb + group * stride_kg
     value_ptr += batch * stride_vb + group * stride_vg
     bounds_ptr += batch * T
@@ -460,15 +477,16 @@ def grad_query_kernel(
     K: tl.constexpr, KP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """One tile of queries of one head: dQ."""
-    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_T
-    batch = (tl.program_id(1) // H).to(tl.int64)
-    head = tl.program_id(1) % H
+    number, row = place()
+    first_query = (tl.num_programs(1) - 1 - number) * BLOCK_T
+    batch = (row // H).to(tl.int64)
+    head = row % H
     query_ptr += batch * stride_qb + head * stride_qh
     grad_out_ptr += batch * stride_gb + head * stride_gh
     key_ptr += batch * stride_kb + head // group_size * stride_kg
     value_ptr += batch * stride_vb + head // group_size * stride_vg
     grad_query_ptr += batch * stride_dqb + head * stride_dqh
-    row_offset = tl.program_id(1).to(tl.int64) * T
+    row_offset = row.to(tl.int64) * T
     bounds_ptr += batch * T
     key_mat = matrix(key_ptr, S, stride_ks, K, BLOCK_S, KP, TMA)
     value_mat = matrix(value_ptr, S, stride_vs, K, BLOCK_S, KP, TMA)

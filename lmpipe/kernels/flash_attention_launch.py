@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,7 +33,7 @@ except ImportError:  # a Triton without Gluon
     HOPPER_KERNELS = ()
 
 MAX_HEAD_SIZE = 256
-MAX_ROWS = 65_535
+MAX_IN_GRID = 65_535  # of CUDA, in the second and third dimension
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _INTERPRETED = not isinstance(kernels.forward_kernel, triton.JITFunction)
 
@@ -61,11 +61,6 @@ def attend(
     if query_BTHK.dtype not in _DTYPES:
         raise ConfigError(
             f'backend="triton" takes {", ".join(map(str, _DTYPES))}, got {query_BTHK.dtype}'
-        )
-    if query_BTHK.shape[0] * query_BTHK.shape[2] > MAX_ROWS:
-        raise ConfigError(
-            f'backend="triton" takes at most {MAX_ROWS} sequences x heads (CUDA\'s grid), '
-            f"got {query_BTHK.shape[0]} x {query_BTHK.shape[2]}; split the batch"
         )
     query_BTHK, key_BSGK, value_BSGK = (_readable(x) for x in (query_BTHK, key_BSGK, value_BSGK))
     out_BTHK: Tensor
@@ -106,16 +101,17 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def _section(num_heads: int, bytes_per_head: int) -> int:
-    """How many heads, of which there are num_heads, to work on at a time: a divisor of them.
+def _half_of_l2(device: torch.device) -> int:
+    """Bytes that stay in L2 while they are read again and again: 30 MB of an H200."""
+    if device.type != "cuda":  # the interpreter
+        return 30_000_000
+    return torch.cuda.get_device_properties(device).L2_cache_size // 2
 
-    Half of an H200's L2, 30 MB, keeps what is read again and again.
-    """
-    return max(
-        size
-        for size in range(1, num_heads + 1)
-        if num_heads % size == 0 and (size == 1 or size * bytes_per_head <= 30e6)
-    )
+
+@functools.cache
+def _section(num_heads: int, most: int) -> int:
+    """How many heads, of which there are num_heads, to work on at a time: a divisor of them."""
+    return max(n for n in range(1, max(1, min(num_heads, most)) + 1) if num_heads % n == 0)
 
 
 @functools.cache
@@ -126,6 +122,24 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     """Device memory for the descriptors that the kernels make; the stream orders its reuse."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+class Order(NamedTuple):
+    """In which order the tiles of all heads are worked on: a few heads at a time."""
+
+    num_tiles: int  # of a head
+    num_heads: int  # of all sequences
+    section: int  # heads at a time
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """A program a tile; the first number counts fastest."""
+        return self.section, self.num_tiles, self.num_heads // self.section
+
+    @property
+    def plan(self) -> tuple[int, int, int]:
+        """For programs that take block after block: blocks in all, blocks of a head, section."""
+        return self.num_tiles * self.num_heads, self.num_tiles, self.section
 
 
 class _Launch:
@@ -161,7 +175,7 @@ class _Launch:
         )
         row_bytes = 2 * self.head_size * query_BTHK.element_size()  # of K and V, or of Q and dO
         self.key_value_bytes = self.num_keys * row_bytes
-        self.query_bytes = self.num_queries * row_bytes * (self.num_heads // self.num_groups)
+        self.query_bytes = self.num_queries * row_bytes  # its group's heads come one after another
         self.padded = max(16, triton.next_power_of_2(self.head_size))
         self.constants = {
             "CAUSAL": causal,
@@ -225,22 +239,35 @@ class _Launch:
         registers = "REGISTERS" if tile.kernel == "hopper" else "maxnreg"
         return options | {"STAGES": tile.stages, registers: tile.registers}
 
-    def plan(self, num_rows: int, num_heads: int, bytes_per_head: int) -> tuple[int, int, int]:
-        """Number of blocks, blocks of a head, heads at a time."""
-        num_heads *= self.batch
-        return num_rows * num_heads, num_rows, _section(num_heads, bytes_per_head)
+    def order_of_queries(self, block: int) -> Order:
+        """Blocks of queries walk the keys and values of their head."""
+        num_tiles = triton.cdiv(self.num_queries, block)
+        return self._order(num_tiles, self.batch * self.num_heads, self.key_value_bytes)
 
-    def programs(self, num_blocks: int) -> tuple[int]:
-        return (min(num_blocks, _num_multiprocessors(self.inputs[0].device)),)
+    def order_of_keys(self, block: int) -> Order:
+        """Blocks of keys walk queries and gradients of the output, of one query head at a time."""
+        num_tiles = triton.cdiv(self.num_keys, block)
+        return self._order(num_tiles, self.batch * self.num_groups, self.query_bytes)
+
+    def _order(self, num_tiles: int, num_heads: int, bytes_per_head: int) -> Order:
+        if num_tiles > MAX_IN_GRID:
+            raise ConfigError(
+                f'backend="triton" takes at most {MAX_IN_GRID} tiles of a sequence (CUDA\'s grid), '
+                f"got {num_tiles}; shorten the sequences"
+            )
+        # Tiles of equal length go head after head, all at the same keys at the same time.
+        most = 1
+        if (self.constants["CAUSAL"] and self.mask == "dense") or self.mask == "packed":
+            most = _half_of_l2(self.inputs[0].device) // max(1, bytes_per_head)
+        if num_heads > MAX_IN_GRID:
+            most = num_heads
+        return Order(num_tiles, num_heads, _section(num_heads, most))
+
+    def programs(self, order: Order) -> tuple[int]:
+        return (min(order.plan[0], _num_multiprocessors(self.inputs[0].device)),)
 
     def on_device(self) -> Any:
         return torch.cuda.device_of(self.inputs[0])  # type: ignore[no-untyped-call]
-
-    def grid_of_queries(self, block: int) -> tuple[int, int]:
-        return triton.cdiv(self.num_queries, block), self.batch * self.num_heads
-
-    def grid_of_keys(self, block: int) -> tuple[int, int]:
-        return triton.cdiv(self.num_keys, block), self.batch * self.num_groups
 
 
 @torch.library.custom_op("lmpipe::flash_attention", mutates_args=())
@@ -264,7 +291,8 @@ def _forward(
     outputs = (out_BTHK, lse_BHT)
     with launch.on_device():
         if tile.kernel == "triton":
-            kernels.forward_kernel[launch.grid_of_queries(tile.queries)](
+            order = launch.order_of_queries(tile.queries)
+            kernels.forward_kernel[order.grid](
                 *launch.inputs, *outputs, *launch.input_strides, *out_BTHK.stride()[:3],
                 *launch.numbers, **launch.options(tile),
             )  # fmt: skip
@@ -284,14 +312,13 @@ def _hopper_forward(launch: _Launch, tile: Tile, outputs: tuple[Tensor, Tensor])
     )
     strides = outputs[0].stride()[:3]
     options = launch.hopper_options(tile) | {"BLOCK_S": tile.keys}
-    grid = launch.grid_of_queries(tile.queries)
+    order = launch.order_of_queries(tile.queries)
     if tile.kernel == "hopper_small":
-        hopper.small_forward_kernel[grid](*arguments, *strides, *launch.numbers, **options)
+        hopper.small_forward_kernel[order.grid](*arguments, *strides, *launch.numbers, **options)
         return
-    plan = launch.plan(grid[0], launch.num_heads, launch.key_value_bytes)
     counter = torch.zeros(1, dtype=torch.int32, device=query_BTHK.device)
-    hopper.forward_kernel[launch.programs(plan[0])](
-        *arguments, counter, *strides, *plan, *launch.numbers, **options
+    hopper.forward_kernel[launch.programs(order)](
+        *arguments, counter, *strides, *order.plan, *launch.numbers, **options
     )
 
 
@@ -319,7 +346,8 @@ def _backward(
     grad_strides = grad_out_BTHK.stride()[:3]
     saved = (*launch.inputs, grad_out_BTHK, lse_BHT, delta_BHT)
     with launch.on_device():
-        kernels.delta_kernel[launch.grid_of_queries(64)](
+        order = launch.order_of_queries(64)
+        kernels.delta_kernel[order.grid](
             out_BTHK, grad_out_BTHK, lse_BHT,
             lse_BHT if grad_lse_BHT is None else grad_lse_BHT.contiguous(), delta_BHT,
             *out_BTHK.stride()[:3], *grad_strides, launch.num_queries, launch.num_heads,
@@ -327,7 +355,8 @@ def _backward(
         )  # fmt: skip
         tile = launch.tile("grad_key_value")
         if tile.kernel == "triton":
-            kernels.grad_key_value_kernel[launch.grid_of_keys(tile.keys)](
+            order = launch.order_of_keys(tile.keys)
+            kernels.grad_key_value_kernel[order.grid](
                 *saved, grad_key_BSGK, grad_value_BSGK, *launch.input_strides, *grad_strides,
                 *grad_key_BSGK.stride()[:3], *launch.numbers, **launch.options(tile),
             )  # fmt: skip
@@ -335,7 +364,8 @@ def _backward(
             _hopper_grad_key_value(launch, tile, saved[4:], (grad_key_BSGK, grad_value_BSGK))
         tile = launch.tile("grad_query")
         if tile.kernel == "triton":
-            kernels.grad_query_kernel[launch.grid_of_queries(tile.queries)](
+            order = launch.order_of_queries(tile.queries)
+            kernels.grad_query_kernel[order.grid](
                 *saved, grad_query_BTHK, *launch.input_strides, *grad_strides,
                 *grad_query_BTHK.stride()[:3], *launch.numbers, **launch.options(tile),
             )  # fmt: skip
@@ -349,14 +379,13 @@ def _hopper_grad_key_value(
 ) -> None:
     query_BTHK, key_BSGK, value_BSGK, bounds = launch.inputs
     grad_out_BTHK, lse_BHT, delta_BHT = saved
-    num_rows = launch.grid_of_keys(tile.keys)[0]
-    plan = launch.plan(num_rows, launch.num_groups, launch.query_bytes)
-    hopper_backward.grad_key_value_kernel[launch.programs(plan[0])](
+    order = launch.order_of_keys(tile.keys)
+    hopper_backward.grad_key_value_kernel[launch.programs(order)](
         launch.descriptor(query_BTHK, tile.queries), launch.descriptor(key_BSGK, 64),
         launch.descriptor(value_BSGK, 64), launch.descriptor(grad_out_BTHK, tile.queries),
         bounds, lse_BHT, delta_BHT, *outputs,
         torch.zeros(1, dtype=torch.int32, device=lse_BHT.device),
-        *outputs[0].stride()[:3], *plan, *launch.numbers,
+        *outputs[0].stride()[:3], *order.plan, *launch.numbers,
         **launch.hopper_options(tile), BLOCK=tile.queries,
     )  # fmt: skip
 
@@ -366,14 +395,13 @@ def _hopper_grad_query(
 ) -> None:
     query_BTHK, key_BSGK, value_BSGK, bounds = launch.inputs
     grad_out_BTHK, lse_BHT, delta_BHT = saved
-    num_rows = launch.grid_of_queries(tile.queries)[0]
-    plan = launch.plan(num_rows, launch.num_heads, launch.key_value_bytes)
-    hopper_backward.grad_query_kernel[launch.programs(plan[0])](
+    order = launch.order_of_queries(tile.queries)
+    hopper_backward.grad_query_kernel[launch.programs(order)](
         launch.descriptor(query_BTHK, 64), launch.descriptor(key_BSGK, tile.keys),
         launch.descriptor(value_BSGK, tile.keys), launch.descriptor(grad_out_BTHK, 64),
         bounds, lse_BHT, delta_BHT, grad_query_BTHK,
         torch.zeros(1, dtype=torch.int32, device=lse_BHT.device),
-        *grad_query_BTHK.stride()[:3], *plan, *launch.numbers,
+        *grad_query_BTHK.stride()[:3], *order.plan, *launch.numbers,
         **launch.hopper_options(tile), BLOCK=tile.keys,
     )  # fmt: skip
 

@@ -179,3 +179,13 @@ def test_is_no_slower_than_torchs_flash_attention(head_size: int) -> None:
     shape = Shape(length=4096, head_size=head_size)
     ours, theirs = measure("lmpipe", shape), measure("flash", shape)
     assert ours[0] > theirs[0] and ours[1] > theirs[1], (ours, theirs)
+
+
+def test_more_rows_of_heads_than_a_grid_has_in_its_second_dimension() -> None:
+    """CUDA ends at 65,535 there."""
+    inputs = random_inputs(length=3, heads=(2, 1, 1), size=32, batch=70_000)
+    out = flash_attention(*inputs, Pattern(), backend="triton")
+    exact, _ = attention_reference(*(x[-5:].double() for x in inputs), Pattern())
+    assert (out[-5:].double() - exact).abs().max() < 0.02
+    grad_query, *_ = torch.autograd.grad(out.float().square().sum(), inputs)
+    assert grad_query[-1].any()
