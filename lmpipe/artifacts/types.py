@@ -8,10 +8,11 @@ so that a wrong wiring fails before anything runs.
 import hashlib
 import json
 import os
-import tempfile
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
+from lmpipe.artifacts import local_copies
 from lmpipe.artifacts.manifest import FileRecord, Manifest
 from lmpipe.artifacts.store import Store, url_options
 from lmpipe.errors import StoreError
@@ -84,15 +85,15 @@ class Artifact:
         record = self.record(name)
         if self.store.is_local:
             return Path(self.store.full(record.path))
-        target = self._cache_folder() / name
+        target = self.copies_folder() / name
         if not target.exists() or target.stat().st_size != record.bytes:
-            self.store.download(record.path, target)
+            local_copies.with_room(lambda: self.store.download(record.path, target))
         return target
 
     def local_dir(self, prefix: str = "") -> Path:
         """Return a local folder that holds all objects below a prefix under their logical names."""
         names = self.names(prefix)
-        target = self._cache_folder()
+        target = self.copies_folder()
         for name in names:
             link = target / name
             if self.store.is_local:
@@ -127,9 +128,9 @@ class Artifact:
                 wrong.add(record.name)
         return sorted(wrong)
 
-    def _cache_folder(self) -> Path:
-        key = hashlib.sha256(f"{self.store.root}|{self.stage}|{self.manifest.attempt}".encode())
-        return Path(tempfile.gettempdir()) / "lmpipe-cache" / key.hexdigest()[:24]
+    def copies_folder(self) -> Path:
+        """Return a folder of this host for copies of its objects."""
+        return local_copies.folder(self.store.root, self.stage, self.manifest.attempt)
 
 
 class Documents(Artifact):
@@ -216,19 +217,21 @@ class Source(Artifact):
         url = self.url(name)
         if "://" not in url or url.startswith("file://"):
             return Path(url.removeprefix("file://"))
-        target = self._cache_folder() / name
+        target = self.copies_folder() / name
         if not target.exists() or target.stat().st_size != self._files[name]["bytes"]:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f".{target.name}.{os.getpid()}")  # several may fetch it
-            with self.open(name) as source, partial.open("wb") as copy:
-                while block := source.read(2**20):
-                    copy.write(block)
+            local_copies.with_room(lambda: self._fetch(name, partial))
             partial.replace(target)
         return target
 
+    def _fetch(self, name: str, target: Path) -> None:
+        with self.open(name) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy, 2**20)
+
     def local_dir(self, prefix: str = "") -> Path:
         """Return a local folder with the pinned files under their names."""
-        folder = self._cache_folder()
+        folder = self.copies_folder()
         for name in self.names(prefix):
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ could be reading it.
 """
 
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from lmpipe.artifacts import local_copies
 from lmpipe.artifacts.types import TokenShards
 from lmpipe.errors import InputError
 from lmpipe.tokenization.shard_file import HEADER_BYTES, parse_header
@@ -39,14 +39,12 @@ class BlockCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._kept: list[NDArray[np.uint64]] = []
-        self._folder = Path()
         self._num_reserved = 0
         self._is_full = limit_bytes < BLOCK_BYTES
         self._lock = threading.Lock()
 
-    def watch(self, folder: Path, sums: NDArray[np.uint64]) -> None:
+    def watch(self, sums: NDArray[np.uint64]) -> None:
         """Count the blocks of one more split."""
-        self._folder = folder
         self._kept.append(sums)
 
     @property
@@ -60,7 +58,7 @@ class BlockCache:
             kept = self.kept_bytes + BLOCK_BYTES * self._num_reserved
             if self._is_full or kept + BLOCK_BYTES > self.limit_bytes:
                 return False
-            if shutil.disk_usage(self._folder).free < MIN_FREE_BYTES:
+            if not local_copies.has_room(MIN_FREE_BYTES):
                 self._is_full = True
                 return False
             self._num_reserved += 1
@@ -80,10 +78,10 @@ def remote_shards(
     """Return the shards of a split, in the order of their names."""
     sizes = [artifact.record(f"{split}/{name}.bin").bytes for name in names]
     edges = np.cumsum([0, *(-(-size // BLOCK_BYTES) for size in sizes)])
-    folder = artifact._cache_folder() / "blocks"
+    folder = artifact.copies_folder() / "blocks"
     # one file for the split: a run has thousands of shards, and their blocks are counted often
     sums = _shared(folder / f"{split}.{BLOCK_BYTES}.sums", 8 * int(edges[-1])).view(np.uint64)
-    cache.watch(folder, sums)
+    cache.watch(sums)
     return [
         RemoteTokens(artifact, f"{split}/{name}.bin", dtype, sums[edges[i] : edges[i + 1]], cache)
         for i, name in enumerate(names)
@@ -106,7 +104,7 @@ class RemoteTokens:
         self.url = artifact.url(name)
         self.size = (record.bytes - HEADER_BYTES) // dtype.itemsize
         self._dtype, self._sums, self._cache = dtype, sums, cache
-        self._file = artifact._cache_folder() / "blocks" / name
+        self._file = artifact.copies_folder() / "blocks" / name
         self._data: NDArray[np.uint8] | None = None
         self._is_checked = np.zeros(sums.size, np.bool_)
 

@@ -38,7 +38,7 @@ def store(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def kept_blocks(shards: TokenShards) -> int:
-    folder = shards._cache_folder() / "blocks"
+    folder = shards.copies_folder() / "blocks"
     sums = [np.fromfile(path, np.uint64) for path in sorted(folder.glob("*.sums"))]
     return sum(int(np.count_nonzero(part)) for part in sums)
 
@@ -53,7 +53,7 @@ def test_a_mixture_is_trained_from_s3_with_one_block_kept(store: Store, tmp_path
     assert made.metrics["skipped_steps"] == 0 and made.metrics["step"] == 20
     assert sum(map(kept_blocks, sets)) == 1
     for part in sets:  # no shard was fetched whole
-        assert not list(part._cache_folder().glob("train/*.bin"))
+        assert not list(part.copies_folder().glob("train/*.bin"))
 
     local = mixed_inputs(Store(str(tmp_path / "local")))
     for limit in (0, 1 << 40):

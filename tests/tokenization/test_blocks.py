@@ -81,7 +81,7 @@ def test_past_the_limit_nothing_is_kept_and_only_a_sequence_is_fetched(
     whole = [request for request in fetched if request[2] - request[1] == BLOCK]
     assert len(whole) == kept_blocks
     assert max(stop - start for _, start, stop in fetched if stop - start < BLOCK) <= 51 * 2
-    folder = shards._cache_folder() / "blocks" / "train"
+    folder = shards.copies_folder() / "blocks" / "train"
     on_disk = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))
     assert on_disk <= 4 * 4096 * max(1, kept_blocks)  # sparse files, by pages
     before = len(fetched)
@@ -124,7 +124,7 @@ def test_a_block_that_the_disk_lost_is_fetched_again(
     expected = TokenReader.of(shards, "train", 50).sequence(3)
     reader, _ = remote(shards, monkeypatch)
     reader.sequence(3)
-    (file,) = (shards._cache_folder() / "blocks" / "train").glob("00000-000.bin")
+    (file,) = (shards.copies_folder() / "blocks" / "train").glob("00000-000.bin")
     with file.open("r+b") as kept:
         kept.write(bytes(BLOCK))  # as after a loss of power: the checksum came to the disk first
     again, _ = remote(shards, monkeypatch)
