@@ -14,7 +14,7 @@ from lmpipe.artifacts.lock import BuildLock
 from lmpipe.artifacts.lookup import identify, nearest
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import InputError, LockLost, StageFailed, StoreError
+from lmpipe.errors import InputError, LockLost, StageFailed, StoreError, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import (
     CopyConfig,
@@ -160,6 +160,28 @@ def test_errors_of_the_child_keep_their_class_and_message(store: Store):
     documents = make(store)
     with pytest.raises(InputError, match="record 7"):
         run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents})
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), OSError("disk full")])
+def test_a_log_that_cannot_be_stored_hides_neither_the_result_nor_the_error(
+    store: Store, monkeypatch, error: Exception
+):
+    def refuse(self, local, path):
+        raise error
+
+    documents, lines = make(store), []
+    monkeypatch.setattr(Store, "upload", refuse)
+    built = run_in_child(store, count, CountConfig(lines=1), {}, lines)
+    assert built.metrics["lines"] == 2
+    with pytest.raises(InputError, match="record 7"):
+        run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents})
+    assert f"the log could not be stored: {error}" in lines
+
+
+def test_a_child_killed_in_the_middle_of_an_event_ends_by_its_signal(store: Store):
+    documents = make(store)
+    with pytest.raises(StageFailed, match="SIGKILL"):
+        run_in_child(store, train, TrainConfig(mode="half_a_line"), {"documents": documents})
 
 
 def test_a_killed_parent_takes_the_child_with_it(store: Store, tmp_path: Path):
