@@ -8,6 +8,8 @@ so that a wrong wiring fails before anything runs.
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import tempfile
 from pathlib import Path
 from typing import IO, Any
@@ -94,17 +96,8 @@ class Artifact:
         names = self.names(prefix)
         target = self._cache_folder()
         for name in names:
-            link = target / name
             if self.store.is_local:
-                link.parent.mkdir(parents=True, exist_ok=True)
-                source = Path(self.store.full(self.record(name).path))
-                if not link.is_symlink() or link.readlink() != source:
-                    temporary = link.with_name(
-                        f".{link.name}.{hashlib.sha1(bytes(link)).hexdigest()[:8]}"
-                    )
-                    temporary.unlink(missing_ok=True)
-                    temporary.symlink_to(source)
-                    temporary.replace(link)
+                _point(target / name, Path(self.store.full(self.record(name).path)))
             else:
                 self.local(name)
         return target / prefix if prefix else target
@@ -129,7 +122,9 @@ class Artifact:
 
     def _cache_folder(self) -> Path:
         key = hashlib.sha256(f"{self.store.root}|{self.stage}|{self.manifest.attempt}".encode())
-        return Path(tempfile.gettempdir()) / "lmpipe-cache" / key.hexdigest()[:24]
+        # each user has one: nobody else may write to it
+        root = Path(tempfile.gettempdir()) / f"lmpipe-cache-{os.getuid()}"
+        return root / key.hexdigest()[:24]
 
 
 class Documents(Artifact):
@@ -219,23 +214,22 @@ class Source(Artifact):
         target = self._cache_folder() / name
         if not target.exists() or target.stat().st_size != self._files[name]["bytes"]:
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.{os.getpid()}")  # several may fetch it
-            with self.open(name) as source, partial.open("wb") as copy:
-                while block := source.read(2**20):
-                    copy.write(block)
-            partial.replace(target)
+            partial = _beside(target)
+            try:
+                with self.open(name) as source, partial.open("wb") as copy:
+                    shutil.copyfileobj(source, copy, 2**20)
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
         return target
 
     def local_dir(self, prefix: str = "") -> Path:
         """Return a local folder with the pinned files under their names."""
         folder = self._cache_folder()
         for name in self.names(prefix):
-            link = folder / name
-            link.parent.mkdir(parents=True, exist_ok=True)
             path = self.local(name)
-            if path != link:
-                link.unlink(missing_ok=True)
-                link.symlink_to(path.absolute())
+            if path != folder / name:
+                _point(folder / name, path.absolute())
         return folder / prefix if prefix else folder
 
 
@@ -265,6 +259,21 @@ def open_artifact(
             f"{manifest.stage}/{manifest.id} is a {manifest.type}, unknown here; upgrade lmpipe"
         )
     return Source(store, manifest, locations) if kind is Source else kind(store, manifest)
+
+
+def _beside(path: Path) -> Path:
+    """Name a file that becomes `path` once it is whole; several processes may be making it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+
+
+def _point(link: Path, target: Path) -> None:
+    """Have a link that others may be making or reading: it is there at every moment, or not yet."""
+    if link.is_symlink() and link.readlink() == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    made = _beside(link)
+    made.symlink_to(target)
+    made.replace(link)
 
 
 def _below(stage: str, artifact_id: str, path: str) -> bool:
