@@ -125,7 +125,7 @@ def scale(
     from lmpipe.training.launch import run_ranks
 
     vocab_size = int(tokenizer.read_json("meta.json")["vocab_size"])
-    with out.previous_checkpoint() as previous:
+    with out.previous_checkpoint(runtime) as previous:
         job = {
             "config": config.identity(),
             "shards": str(shards.local_dir()),

@@ -183,7 +183,7 @@ def pretrain(
     mixture = _mixture(config, sets)
     config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
     meta = shards.read_json("meta.json")
-    with out.scratch(runtime) as scratch, out.previous_checkpoint() as previous:
+    with out.scratch(runtime) as scratch, out.previous_checkpoint(runtime) as previous:
         job = {
             "config": config.model_dump(mode="json"),
             "token_sets": [reference(part) for part in sets],

@@ -71,8 +71,9 @@ def train(
     out: Output[Checkpoint], config: TrainConfig, documents: Documents, *, runtime: Runtime
 ) -> Checkpoint:
     """Count steps, with checkpoints."""
-    with out.previous_checkpoint() as previous:
+    with out.previous_checkpoint(runtime) as previous:
         start = int((previous / "step").read_text()) if previous else 0
+        out.metric("resumed_in", str(previous.parent) if previous else "")
     out.metric("started_at", start)
     for step in range(start, config.steps):
         out.progress(step + 1, config.steps, unit="steps")
