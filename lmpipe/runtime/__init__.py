@@ -115,9 +115,6 @@ class Runtime(BaseModel):
         default_factory=dict, description="Where the files of a source lie: file name to URL."
     )
     copy_sources: bool = Field(False, description="Copy a source's files into the store.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe message that is shown."
-    )
 
     def scratch_folder(self) -> Path:
         """Return the folder for temporary files, created if need be."""
