@@ -108,7 +108,7 @@ class Runtime(BaseModel):
         100.0,
         ge=0,
         le=1e6,
-        description="Gigabytes of an object store's token shards that pretrain keeps on a host.",
+        description="Gigabytes of an object store's token shards that training keeps on a host.",
     )
     scratch: str = Field("", description="Folder for temporary files; empty: the system's own.")
     locations: dict[str, str] = Field(

@@ -17,11 +17,13 @@ from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.tokenization.blocks import BlockCache
 from lmpipe.tokenization.order import SequenceOrder
 from lmpipe.tokenization.reading import TokenReader
 from lmpipe.training.data import cut
 from lmpipe.training.engine import TrainingEngine, join_ranks
 from lmpipe.training.loop import language_model_loss, mean_loss
+from lmpipe.training.mixing import open_reference
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
 from lmpipe.training.schedule import Schedule
@@ -44,9 +46,10 @@ class Sweep:
         self.context = context
         self.device = join_ranks(context.device)
         length = self.config.model.max_seq_len
-        folder = Path(job["shards"])
-        self.train = TokenReader(folder, "train", length)
-        self.validation = TokenReader(folder, "validation", length)
+        shards = open_reference(job["shards"])
+        cache = BlockCache(int(context.runtime.token_cache_gb * 1e9))
+        self.train = TokenReader.of(shards, "train", length, cache=cache)
+        self.validation = TokenReader.of(shards, "validation", length, cache=cache)
         if self.validation.num_sequences == 0:
             raise ConfigError(
                 f"the validation split has no full sequence of {length} tokens; give more "

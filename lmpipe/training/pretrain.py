@@ -220,9 +220,6 @@ def _mixture(config: PretrainConfig, sets: list[TokenShards]) -> dict[str, Any]:
             f"pretrain.mixture names the token sets {', '.join(names)}, {len(sets)} were given; "
             "give one for each"
         )
-    for part in sets:
-        if part.store.is_local:
-            part.local_dir()  # makes links, which the ranks then find
     if config.mixture is None:
         return {}
     check_token_sets(dict(zip(names, sets, strict=True)))
