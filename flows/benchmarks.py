@@ -1,6 +1,5 @@
 """`lmpipe bench`: one module of lmpipe/bench per benchmark, its rows on screen and as JSON."""
 
-import difflib
 import importlib
 import json
 import pkgutil
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lmpipe.bench
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, did_you_mean
 
 COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit")
 
@@ -28,9 +27,7 @@ def run_benchmark(console: Console, name: str, to: Path | None, options: list[st
             console.print(f"{each:16} {summary}", markup=False, highlight=False)
         return
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"no benchmark {name!r}{hint} Known: {', '.join(known)}")
+        raise ConfigError(f"no benchmark {name!r}; {did_you_mean(name, known)}")
     module = importlib.import_module(f"lmpipe.bench.{name}")
     try:
         rows: list[dict[str, Any]] = module.run(_parsed(options))

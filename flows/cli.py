@@ -6,13 +6,20 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from flows import artifacts, cost, curation, export, operations, services, whatif
-from lmpipe.errors import ConfigError, LmpipeError
+from lmpipe.errors import ConfigError, LmpipeError, did_you_mean
+from tasks.selection import Selection
+
+if TYPE_CHECKING:
+    from flows.recipe import PipelineConfig
+    from lmpipe.artifacts.store import Store
+    from lmpipe.artifacts.types import Report
+    from tasks.plan import Step
 
 app = typer.Typer(
     help="Raw web crawl in, an aligned and evaluated language model out.",
@@ -59,7 +66,8 @@ def run(
     """Run a recipe: build every stage that is not in the store yet."""
     started = time.monotonic()
     console = Console()
-    loaded, selection = _load(recipe, changes, from_stage, until, only, force, reason, flow)
+    selection = _selection(from_stage, until, only, force, reason)
+    loaded = _load(recipe, changes, flow)
     from flows.run import plan_run
 
     if remote:
@@ -91,7 +99,8 @@ def plan(
     flow: Flow = "pipeline",
 ) -> None:
     """Say of each stage whether it would be found, built or wait, and why."""
-    loaded, selection = _load(recipe, changes, from_stage, until, only, force, "", flow)
+    selection = _selection(from_stage, until, only, force)
+    loaded = _load(recipe, changes, flow)
     from flows.run import plan_run
     from flows.terminal import show_plan
 
@@ -186,30 +195,25 @@ def bench(
     run_benchmark(Console(), name, to, [*(options or []), *(["tune=true"] if tune else [])])
 
 
-def _load(
-    recipe: str,
-    changes: list[str] | None,
-    from_stage: str,
-    until: str,
-    only: str,
-    force: list[str] | None,
-    reason: str,
-    flow: str,
-) -> tuple[Any, Any]:
+def _load(recipe: str, changes: list[str] | None, flow: str) -> "PipelineConfig":
     from flows.recipe import load_recipe
     from flows.run import COMPOSITIONS
-    from tasks.selection import Selection
 
     if flow not in COMPOSITIONS:
-        raise ConfigError(f"--flow {flow!r}: no such flow; known are {', '.join(COMPOSITIONS)}")
-    selection = Selection(
+        raise ConfigError(f"--flow {flow!r}: no such flow; {did_you_mean(flow, COMPOSITIONS)}")
+    return load_recipe(recipe, changes)
+
+
+def _selection(
+    from_stage: str, until: str, only: str, force: list[str] | None, reason: str = ""
+) -> Selection:
+    return Selection(
         from_stage=from_stage,
         until_stage=until,
         only=only,
         force=tuple(force or ()),
         reason=reason,
     )
-    return load_recipe(recipe, changes), selection
 
 
 def _prepare_prefect() -> None:
@@ -224,12 +228,12 @@ def _prepare_prefect() -> None:
         os.environ.setdefault(name, value)
 
 
-def _report_page(recipe: Any, steps: list[Any]) -> str:
+def _report_page(recipe: "PipelineConfig", steps: "list[Step]") -> str:
     page = _page_of(recipe.settings().store, [vars(s) for s in steps if s.stage == "report"])
     return page.url("report.html").removeprefix("file://") if page else ""
 
 
-def _page_of(store: Any, steps: list[dict[str, Any]]) -> Any:
+def _page_of(store: "Store", steps: list[dict[str, Any]]) -> "Report | None":
     from lmpipe.artifacts.lookup import read_manifest
     from lmpipe.artifacts.tombstone import when_collected
     from lmpipe.artifacts.types import Report

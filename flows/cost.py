@@ -79,12 +79,12 @@ def cost(
 def _settings(what: str, changes: list[str] | None, given: dict[str, Any]) -> dict[str, Any]:
     """Return a plan's fields for a size or a recipe, with what was given on top."""
     from flows.recipe import RECIPES, load_recipe
-    from lmpipe.model.sizes import SIZES
+    from lmpipe.model.sizes import SIZES, size_named
 
     if what.upper() in SIZES:
         if changes:
             raise ConfigError(f"--set changes a recipe, and {what} is a size; leave it out")
-        return {"config": SIZES[what.upper()], **given}
+        return {"config": size_named(what), **given}
     if not what.endswith((".yaml", ".yml")) and not (RECIPES / f"{what}.yaml").is_file():
         recipes = ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
         raise ConfigError(

@@ -5,7 +5,6 @@ files lie), `store` and `runtime` (where and how it runs, no identity). `extends
 another recipe and changes what is named.
 """
 
-import difflib
 import re
 import types
 import typing
@@ -34,7 +33,7 @@ from lmpipe.curation.quality_classifier import (
 from lmpipe.curation.resample import ResampleConfig
 from lmpipe.curation.select import SelectConfig
 from lmpipe.curation.signals import SignalsConfig
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, did_you_mean
 from lmpipe.evaluation.evaluate import EvaluateConfig
 from lmpipe.report.report import ReportConfig
 from lmpipe.runtime import Runtime
@@ -232,11 +231,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     """Return a recipe's plain values on top of those of the recipe that it `extends`."""
     if not path.is_file():
         known = sorted(p.stem for p in RECIPES.glob("*.yaml"))
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(
-            f"no recipe {name!r}{hint} Known: {', '.join(known)}, or a path to a YAML file"
-        )
+        raise ConfigError(f"no recipe and no YAML file {name!r}; {did_you_mean(name, known)}")
     raw = _parse(path.read_text(), str(path))
     raw.setdefault("base", str(path.parent.absolute()))
     return _extended(raw)
@@ -317,9 +312,8 @@ def _explain(detail: dict[str, Any]) -> str:
 
 
 def _unknown(where: tuple[Any, ...], known: list[str]) -> str:
-    near = difflib.get_close_matches(str(where[-1]), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
-    return f"{'.'.join(str(part) for part in where)}: unknown key{hint}"
+    hint = did_you_mean(str(where[-1]), sorted(known))
+    return f"{'.'.join(str(part) for part in where)}: unknown key; {hint}"
 
 
 def _keys_at(where: tuple[Any, ...]) -> list[str]:

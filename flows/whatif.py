@@ -1,6 +1,5 @@
 """`lmpipe whatif`: what other bounds of select would keep and drop, in seconds."""
 
-import difflib
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -8,7 +7,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from lmpipe.artifacts.manifest import Manifest
@@ -111,9 +110,7 @@ def _put(raw: dict[str, Any], model: type[BaseModel], path: list[str], value: An
     """Set one value; a section that is off (null) is made, with its defaults beside the value."""
     key, *rest = path
     if key not in model.model_fields:
-        near = difflib.get_close_matches(key, model.model_fields, n=1)
-        known = ", ".join(sorted(model.model_fields))
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {known}"
+        hint = did_you_mean(key, sorted(model.model_fields))
         raise ConfigError(f"--set {'.'.join(path)}: unknown key {key!r}; {hint}")
     if not rest:
         raw[key] = value

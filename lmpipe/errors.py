@@ -13,6 +13,9 @@ A message says what happened, the value found, the allowed range and the remedy.
 one string, so that they survive pickling between processes.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class LmpipeError(Exception):
     """Base of all errors raised on purpose; everything else is a defect."""
@@ -44,3 +47,10 @@ class StageFailed(LmpipeError):
 
 class TrainingError(LmpipeError):
     """Training cannot continue: a rank died, or too many steps in a row were not finite."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return what a message says of a name that is none: the nearest one, else all there are."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"

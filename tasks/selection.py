@@ -9,11 +9,9 @@
 A name is a stage (`dedup`) or one use of it (`source[crawl]`).
 """
 
-import difflib
-
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, did_you_mean
 
 
 class Selection(BaseModel):
@@ -75,9 +73,7 @@ def fits(step: str, name: str) -> bool:
 def unknown_step(name: str, names: list[str]) -> str:
     """Say that a name fits no step, and which it may have meant."""
     known = list(dict.fromkeys([*(n.partition("[")[0] for n in names), *names]))
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"this run has no stage {name!r}{hint} It has: {', '.join(known)}"
+    return f"this run has no stage {name!r}; {did_you_mean(name, known)}"
 
 
 def _index(names: list[str], name: str, *, last: bool) -> int:

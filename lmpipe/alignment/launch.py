@@ -35,7 +35,7 @@ def run_alignment(
     if runtime.zero_stage > LARGEST_ZERO_STAGE:
         out.log(f"sampling needs whole weights: ZeRO stage {LARGEST_ZERO_STAGE} here")
         runtime = runtime.model_copy(update={"zero_stage": LARGEST_ZERO_STAGE})
-    with out.scratch(runtime) as result, out.previous_checkpoint() as previous:
+    with out.scratch(runtime) as result, out.previous_checkpoint(runtime) as previous:
         if previous:
             out.log("going on from the checkpoint of an earlier attempt")
         request = {

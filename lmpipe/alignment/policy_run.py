@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -178,8 +177,7 @@ class PolicyRun(Generic[C]):
 
     def checkpoint(self, next_step: int, files: Sequence[Path] = ()) -> None:
         """Save state, curves and `files`. All ranks call it."""
-        parent = self.context.runtime.scratch_folder()
-        folder = Path(tempfile.mkdtemp(prefix="lmpipe-checkpoint-", dir=parent))
+        folder = self.context.scratch / f"checkpoint-{next_step}"
         self.engine.save(folder / "state", {"step": next_step})
         if self.context.rank == 0:
             run = {"curves": self.curves, "metrics": self.metrics, "tokens": self.tokens}
@@ -187,8 +185,6 @@ class PolicyRun(Generic[C]):
             for path in files:
                 shutil.copy(path, folder / path.name)
             self.context.save_checkpoint(next_step, folder)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
         self._last_checkpoint = time.monotonic()
 
     def finish(self) -> dict[str, Any]:

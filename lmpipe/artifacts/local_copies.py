@@ -35,7 +35,7 @@ def folder(*key: str) -> Path:
 def _held(path: Path) -> Path:
     prune(KEEP_SECONDS)
     while True:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(exist_ok=True)
         try:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)

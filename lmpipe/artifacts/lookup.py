@@ -78,18 +78,23 @@ def list_stages(store: Store) -> list[str]:
 
 
 def list_manifests(
-    store: Store, stage: str | None = None, damaged: list[StoreError] | None = None
+    store: Store,
+    stage: str | None = None,
+    damaged: list[StoreError] | None = None,
+    start: str = "",
 ) -> list[Manifest]:
-    """Return all published manifests, newest first; of one stage if given.
+    """Return all published manifests, newest first.
 
     Args:
+        stage: only of this one.
         damaged: takes the errors of those that cannot be read. Left out, the first one is raised:
             who deletes must know what every manifest refers to.
+        start: only of ids that begin so; no others are read.
     """
     stages = [stage] if stage else list_stages(store)
     found = []
     for name in stages:
-        for artifact in store.children(name):
+        for artifact in (id_ for id_ in store.children(name) if id_.startswith(start)):
             try:
                 entry = read_manifest(store, name, artifact)
             except NotADirectoryError:
@@ -108,16 +113,16 @@ def find_by_prefix(store: Store, prefix: str) -> Manifest:
     """Return the one artifact with this alias, or whose id, or stage/id, starts with `prefix`.
 
     Raises:
-        StoreError: none or several match; several are listed.
+        StoreError: none or several match; several are listed. Or the manifest that does is damaged.
     """
     from lmpipe.artifacts.alias import read_alias
 
     if (named := read_alias(store, prefix)) is not None:
         return named
     stage, _, start = prefix.rpartition("/")
-    found = [m for m in list_manifests(store, stage or None) if m.id.startswith(start)]
-    if not found and not stage:
-        found = [m for m in list_manifests(store) if m.stage == prefix][:1]
+    found = list_manifests(store, stage or None, start=start)
+    if not found and not stage and prefix in list_stages(store):
+        found = list_manifests(store, prefix, damaged=[])[:1]
     if len(found) != 1:
         names = ", ".join(f"{m.stage}/{m.id}" for m in found[:8]) or "none"
         raise StoreError(f"{prefix!r} must name one artifact in {store.root}; it matches {names}")
@@ -127,10 +132,13 @@ def find_by_prefix(store: Store, prefix: str) -> Manifest:
 def nearest(
     store: Store, stage: Stage[Any], config: StageConfig, inputs: Inputs
 ) -> tuple[Manifest, list[Difference]] | None:
-    """Return the stage's artifact with the fewest differing fields, newest on a tie."""
+    """Return the stage's artifact with the fewest differing fields, newest on a tie.
+
+    A damaged one is nobody's relative: it must not stop a plan that has no use for it.
+    """
     new = _flatten(stage.version, config.identity(), digests(inputs))
     best: tuple[Manifest, list[Difference]] | None = None
-    for manifest in list_manifests(store, stage.name)[:MAX_RELATIVES]:
+    for manifest in list_manifests(store, stage.name, damaged=[])[:MAX_RELATIVES]:
         found = difference(manifest_fields(manifest), new)
         if best is None or len(found) < len(best[1]):
             best = (manifest, found)

@@ -335,7 +335,7 @@ class Output(_Writer, Emitter, Generic[A]):
                 self._store.delete(stored)
 
     @contextmanager
-    def previous_checkpoint(self) -> Iterator[Path | None]:
+    def previous_checkpoint(self, runtime: Runtime | None = None) -> Iterator[Path | None]:
         """Yield a local copy of the newest whole checkpoint of this id's attempts, or None.
 
         Incomplete ones (no marker, or an object of another size) are passed over, so a kill in the
@@ -358,7 +358,7 @@ class Output(_Writer, Emitter, Generic[A]):
         if newest is None:
             yield None
             return
-        with self.scratch() as local:
+        with self.scratch(runtime) as local:
             for name in newest[2]:
                 self._store.download(f"{newest[1]}/{name}", local / name)
             yield local

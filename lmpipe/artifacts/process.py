@@ -27,7 +27,7 @@ from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Source
-from lmpipe.errors import StageFailed
+from lmpipe.errors import StageFailed, StoreError
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.processes import describe_exit, end_tree
 from lmpipe.runtime.redaction import Redactor
@@ -93,7 +93,9 @@ class _Child:
         self._tail: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._store = Store(job["store"])
         self._redactor = Redactor(os.environ)
-        self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 closed in wait()
+        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115 closed in wait()
+            dir=scratch, prefix=f"lmpipe-{name}-", suffix=".txt"
+        )
         events_read, events_write = os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "lmpipe.artifacts.child", str(events_write)],
@@ -163,6 +165,8 @@ class _Child:
     def _read_events(self, pipe: IO[bytes]) -> None:
         with pipe:
             for raw in pipe:
+                if not raw.endswith(b"\n"):
+                    return  # the child was killed in the middle of a line
                 event: Event = json.loads(raw)
                 if event["type"] == "result":
                     self._result = event
@@ -176,17 +180,15 @@ class _Child:
                     self._sink(self._redactor.value(event))
 
     def _keep_log(self) -> None:
-        """Store the child's whole output beside its attempt."""
+        """Store the child's whole output beside its attempt; a store that is away costs only it."""
         if self._attempt is not None:
             folder = home(self._attempt["stage"], self._attempt["id"])
-            self._log.seek(0)
+            self._log.flush()
             try:
-                with self._store.open(
-                    f"{folder}/logs/{self._attempt['attempt']}.txt", "wb"
-                ) as file:
-                    while block := self._log.read(2**20):
-                        file.write(block)
-            except OSError as error:
+                self._store.upload(
+                    Path(self._log.name), f"{folder}/logs/{self._attempt['attempt']}.txt"
+                )
+            except (StoreError, OSError) as error:
                 self._line_sink(f"the log could not be stored: {error}")
         self._log.close()
 

@@ -129,8 +129,8 @@ def _progress(out: Output[Any], keys: list[str], already: int) -> Iterator[None]
         while not stop.wait(1.0):
             try:
                 done = len(out.store.children(folder))
-            except OSError:
-                continue
+            except (StoreError, OSError):
+                continue  # the picture stands still while the store is away
             out.progress(already + done, already + len(keys), unit="shards")
 
     thread = threading.Thread(target=watch, name="shard-progress", daemon=True)

@@ -211,7 +211,7 @@ def _cached_sha256(path: Path, status: os.stat_result) -> str:
     """Hash a file, or recall its hash while size, inode and change times are the same."""
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lmpipe" / "pins" / key
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmpipe/pins" / key
     try:
         known = json.loads(cache.read_bytes())
         if known["stamp"] == stamp:

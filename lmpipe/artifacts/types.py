@@ -7,7 +7,7 @@ so that a wrong wiring fails before anything runs.
 
 import hashlib
 import json
-import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import IO, Any
@@ -95,17 +95,8 @@ class Artifact:
         names = self.names(prefix)
         target = self.copies_folder()
         for name in names:
-            link = target / name
             if self.store.is_local:
-                link.parent.mkdir(parents=True, exist_ok=True)
-                source = Path(self.store.full(self.record(name).path))
-                if not link.is_symlink() or link.readlink() != source:
-                    temporary = link.with_name(
-                        f".{link.name}.{hashlib.sha1(bytes(link)).hexdigest()[:8]}"
-                    )
-                    temporary.unlink(missing_ok=True)
-                    temporary.symlink_to(source)
-                    temporary.replace(link)
+                _point(target / name, Path(self.store.full(self.record(name).path)))
             else:
                 self.local(name)
         return target / prefix if prefix else target
@@ -220,9 +211,12 @@ class Source(Artifact):
         target = self.copies_folder() / name
         if not target.exists() or target.stat().st_size != self._files[name]["bytes"]:
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.{os.getpid()}")  # several may fetch it
-            local_copies.with_room(lambda: self._fetch(name, partial))
-            partial.replace(target)
+            partial = _beside(target)
+            try:
+                local_copies.with_room(lambda: self._fetch(name, partial))
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
         return target
 
     def _fetch(self, name: str, target: Path) -> None:
@@ -233,12 +227,9 @@ class Source(Artifact):
         """Return a local folder with the pinned files under their names."""
         folder = self.copies_folder()
         for name in self.names(prefix):
-            link = folder / name
-            link.parent.mkdir(parents=True, exist_ok=True)
             path = self.local(name)
-            if path != link:
-                link.unlink(missing_ok=True)
-                link.symlink_to(path.absolute())
+            if path != folder / name:
+                _point(folder / name, path.absolute())
         return folder / prefix if prefix else folder
 
 
@@ -268,6 +259,21 @@ def open_artifact(
             f"{manifest.stage}/{manifest.id} is a {manifest.type}, unknown here; upgrade lmpipe"
         )
     return Source(store, manifest, locations) if kind is Source else kind(store, manifest)
+
+
+def _beside(path: Path) -> Path:
+    """Name a file that becomes `path` once it is whole; several processes may be making it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+
+
+def _point(link: Path, target: Path) -> None:
+    """Have a link that others may be making or reading: it is there at every moment, or not yet."""
+    if link.is_symlink() and link.readlink() == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    made = _beside(link)
+    made.symlink_to(target)
+    made.replace(link)
 
 
 def _below(stage: str, artifact_id: str, path: str) -> bool:

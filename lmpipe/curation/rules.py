@@ -6,7 +6,6 @@ A1), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024, 3.6). They were made 
 stop words, its mean word. So a bound may differ by language, said as the differences alone.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from lmpipe.artifacts.stage import StageConfig
 from lmpipe.curation.language import normalise_language
+from lmpipe.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,7 @@ def _checked(by_language: ByLanguage) -> ByLanguage:
 
 def _value(code: str, key: str, value: bool | int | float | None) -> Any:
     if key not in Thresholds.model_fields:
-        near = difflib.get_close_matches(key, Thresholds.model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{code}.{key}: unknown key{hint}")
+        raise ValueError(f"{code}.{key}: unknown key; {did_you_mean(key, Thresholds.model_fields)}")
     try:
         return getattr(Thresholds.model_validate({key: value}), key)
     except ValidationError as error:

@@ -5,7 +5,6 @@ rules is removed once: under the first rule in the order language, rules, qualit
 all of them listed beside it.
 """
 
-import difflib
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from lmpipe.curation.language import normalise_language
 from lmpipe.curation.perplexity_buckets import COLUMN as BUCKET
 from lmpipe.curation.perplexity_buckets import PerplexityBuckets
 from lmpipe.curation.rules import RULES, LanguageThresholds, Thresholds
-from lmpipe.errors import InputError
+from lmpipe.errors import InputError, did_you_mean
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ class SelectConfig(StageConfig):
     def _ensemble_has_its_columns(self) -> Self:
         for column in self.ensemble.columns if self.ensemble else ():
             if column not in ENSEMBLE_COLUMNS:
-                near = difflib.get_close_matches(column, ENSEMBLE_COLUMNS, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {ENSEMBLE_COLUMNS}"
+                hint = did_you_mean(column, ENSEMBLE_COLUMNS)
                 raise ValueError(f"ensemble.columns.{column}: no such score; {hint}")
             if column == BUCKET and self.perplexity_buckets is None:
                 raise ValueError(f"ensemble.columns.{column} needs perplexity_buckets: {{}}")

@@ -10,7 +10,6 @@ Cost: imports 7 s, then about 2 ms a request beside the model's own time.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic import Field, field_validator
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
+from lmpipe.errors import did_you_mean
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names
 
@@ -56,9 +56,7 @@ class EvaluateConfig(StageConfig):
         known = sorted(path.stem for path in TASK_FOLDER.glob("*.yaml"))
         for name in tasks:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"unknown task {name!r}; known: {', '.join(known)}{hint}")
+                raise ValueError(f"unknown task {name!r}; {did_you_mean(name, known)}")
         if len(set(tasks)) != len(tasks):
             raise ValueError(f"a task is named twice in {list(tasks)}")
         return tasks

@@ -7,10 +7,9 @@ large bf16 product gets 70-80% of an H100's rate.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, did_you_mean
 
 DEVICES_PER_NODE = 8  # an HGX board; beyond it, the network
 
@@ -54,9 +53,7 @@ def accelerator_named(name: str) -> Accelerator:
     """
     device = ACCELERATORS.get(name.upper())
     if device is None:
-        near = difflib.get_close_matches(name.upper(), ACCELERATORS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"no device {name!r}{hint} Known: {', '.join(ACCELERATORS)}")
+        raise ConfigError(f"no device {name!r}; {did_you_mean(name.upper(), ACCELERATORS)}")
     return device
 
 

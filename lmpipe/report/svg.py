@@ -19,7 +19,6 @@ from html import escape
 WIDTH, HEIGHT = 380.0, 236.0
 RIGHT, TOP, BOTTOM = 12.0, 12.0, 42.0
 MAX_POINTS = 400
-NUM_COLOURS = 6
 ROW_HEIGHT = 26.0
 CHARACTER = 7.0  # width of a 12-unit character in the widest of the page's fonts
 LONGEST_LABEL = 27

@@ -108,16 +108,13 @@ class Runtime(BaseModel):
         100.0,
         ge=0,
         le=1e6,
-        description="Gigabytes of an object store's token shards that pretrain keeps on a host.",
+        description="Gigabytes of an object store's token shards that training keeps on a host.",
     )
     scratch: str = Field("", description="Folder for temporary files; empty: the system's own.")
     locations: dict[str, str] = Field(
         default_factory=dict, description="Where the files of a source lie: file name to URL."
     )
     copy_sources: bool = Field(False, description="Copy a source's files into the store.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe message that is shown."
-    )
 
     def scratch_folder(self) -> Path:
         """Return the folder for temporary files, created if need be."""

@@ -123,12 +123,13 @@ def scale(
 ) -> ScalingFit:
     """Run the sweep in ranks, fit the law to all runs but the largest, and predict that one."""
     from lmpipe.training.launch import run_ranks
+    from lmpipe.training.mixing import reference
 
     vocab_size = int(tokenizer.read_json("meta.json")["vocab_size"])
-    with out.previous_checkpoint() as previous:
+    with out.previous_checkpoint(runtime) as previous:
         job = {
             "config": config.identity(),
-            "shards": str(shards.local_dir()),
+            "shards": reference(shards),
             "vocab_size": vocab_size,
             "resume": str(previous) if previous else "",
             "series": sweep_series(config, vocab_size),

@@ -7,20 +7,23 @@ checkpoint, so that a kill costs at most one budget's training.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
+from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.tokenization.blocks import BlockCache
 from lmpipe.tokenization.order import SequenceOrder
 from lmpipe.tokenization.reading import TokenReader
+from lmpipe.training.data import cut
 from lmpipe.training.engine import TrainingEngine, join_ranks
+from lmpipe.training.loop import language_model_loss, mean_loss
+from lmpipe.training.mixing import open_reference
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
 from lmpipe.training.schedule import Schedule
@@ -43,9 +46,15 @@ class Sweep:
         self.context = context
         self.device = join_ranks(context.device)
         length = self.config.model.max_seq_len
-        folder = Path(job["shards"])
-        self.train = TokenReader(folder, "train", length)
-        self.validation = TokenReader(folder, "validation", length)
+        shards = open_reference(job["shards"])
+        cache = BlockCache(int(context.runtime.token_cache_gb * 1e9))
+        self.train = TokenReader.of(shards, "train", length, cache=cache)
+        self.validation = TokenReader.of(shards, "validation", length, cache=cache)
+        if self.validation.num_sequences == 0:
+            raise ConfigError(
+                f"the validation split has no full sequence of {length} tokens; give more "
+                "documents, a larger validation share or a shorter scale.model.max_seq_len"
+            )
         self.order = SequenceOrder(self.train.num_sequences, self.config.seed)
         self.batch = max(context.world_size, self.config.batch_tokens // length)
         self.micro_batch = context.runtime.micro_batch_size or max(
@@ -84,7 +93,7 @@ class Sweep:
             decay = min(max(1, round(self.config.decay_fraction * steps)), steps)
             decay = min(decay, steps - min(self.config.warmup_steps, steps - 1))
             self._train(engine, steps - decay)
-            branch = self._new_folder()
+            branch = self.context.scratch / f"sweep-{len(self.points)}"
             engine.save(branch / "state")
             engine.schedule = self._schedule(steps, decay)
             loss = self._train(engine, steps)
@@ -92,15 +101,6 @@ class Sweep:
             engine.load(branch / "state")
             engine.schedule = trunk
             self._hand_over(branch)
-
-    def _new_folder(self) -> Path:
-        """Make a folder on rank 0 and tell all ranks its name."""
-        parent = self.context.runtime.scratch_folder()
-        names = [""]
-        if self.context.rank == 0:
-            names = [tempfile.mkdtemp(prefix="lmpipe-sweep-", dir=parent)]
-        torch.distributed.broadcast_object_list(names, src=0)
-        return Path(names[0])
 
     def _hand_over(self, branch: Path) -> None:
         torch.distributed.barrier()
@@ -131,34 +131,20 @@ class Sweep:
         loss = float("nan")
         while engine.position.steps < until:
             step = engine.position.steps
-            numbers = self.order.numbers(step * self.batch, self.batch)
-            own = numbers[self.context.rank :: self.context.world_size]
-            length = self.config.model.max_seq_len
-            engine.begin_step(len(own) * length)
-            for at in range(0, len(own), self.micro_batch):
-                tokens_BT = self._tokens(self.train, own[at : at + self.micro_batch].tolist())
-                last = at + self.micro_batch >= len(own)
-                engine.accumulate(_loss_sum(engine, tokens_BT), last=last)
+            numbers = self.order.numbers(step * self.batch, self.batch).tolist()
+            share = (engine.rank, engine.world_size, self.micro_batch)
+            parts = cut(self.train, numbers, share, self.device, document_masking=False)
+            engine.begin_step(sum(part.num_targets for part in parts))
+            for index, part in enumerate(parts):
+                engine.accumulate(language_model_loss(engine, part), last=index == len(parts) - 1)
             loss = engine.step().loss
         return loss
 
-    def _tokens(self, reader: TokenReader, numbers: list[int]) -> torch.Tensor:
-        rows = [torch.from_numpy(reader.sequence(number)) for number in numbers]
-        return torch.stack(rows).to(self.device)
-
-    @torch.no_grad()
     def _validate(self, engine: TrainingEngine) -> float:
         """Mean loss of the first validation sequences, shared out over the ranks."""
-        length = self.config.model.max_seq_len
-        count = min(self.validation.num_sequences, -(-self.config.validation_tokens // length))
-        total = 0.0
-        for at in range(0, count, self.micro_batch * self.context.world_size):
-            first = at + self.context.rank * self.micro_batch
-            own = list(range(first, min(first + self.micro_batch, count)))
-            # a rank without a share still takes part in ZeRO-3's gathers
-            loss = float(_loss_sum(engine, self._tokens(self.validation, own or [0])))
-            total += loss if own else 0.0
-        return engine.sum_over_ranks(total) / (count * length)
+        wanted = -(-self.config.validation_tokens // self.config.model.max_seq_len)
+        count = min(self.validation.num_sequences, wanted)
+        return mean_loss(engine, self.validation, count, self.micro_batch, document_masking=False)
 
     def _measure(
         self, series: dict[str, Any], budget: int, steps: int, loss: float, engine: TrainingEngine
@@ -179,10 +165,3 @@ class Sweep:
         total = sum(len(s["budgets"]) for s in self.series)
         self.context.progress(len(self.points), total, unit="runs")
         self.context.series(len(self.points), loss=point["loss"])
-
-
-def _loss_sum(engine: TrainingEngine, tokens_BT: torch.Tensor) -> torch.Tensor:
-    logits_BTV = engine(tokens_BT[:, :-1])
-    return cross_entropy(
-        logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten(), reduction="sum"
-    )

@@ -107,15 +107,6 @@ class Encoding:
         )
         return cast(NDArray[np.uint32], self._guarded(encode, text))
 
-    def encode_batch(self, texts: Sequence[str], *, num_threads: int = 1) -> list[list[int]]:
-        """Encode several texts on several threads."""
-        if num_threads == 1:
-            return [self.encode_ordinary(text) for text in texts]
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(num_threads) as pool:  # tiktoken works without the GIL
-            return list(pool.map(self.encode_ordinary, texts))
-
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")

@@ -173,11 +173,6 @@ class TokenReader:
         """Return the id of a document by its number in the split."""
         return self.index.document_id(document_number)
 
-    def locate(self, shard: str, offset: int) -> str:
-        """Return the id of the document that the token at `offset` of a shard is from."""
-        place = self.index.place(shard, offset)
-        return self.document_id(int(self.documents(place, place + 1)[0]))
-
     def _spans(self, number: int) -> list[tuple[int, int]]:
         if not 0 <= number < self.num_sequences:
             raise IndexError(f"sequence {number} of {self.num_sequences}")

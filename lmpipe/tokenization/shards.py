@@ -254,8 +254,10 @@ def _encoded(file: pq.ParquetFile, encoding: "Encoding", threads: int) -> Iterat
             tokens, token_edges = _encode_texts(encoding, ids, text, edges)
         else:
             encoder = encoders.get()
-            tokens, token_edges = encoder.encode(text, edges)
-            encoders.put(encoder)
+            try:
+                tokens, token_edges = encoder.encode(text, edges)
+            finally:  # a portion that fails must not leave the next one waiting for its encoder
+                encoders.put(encoder)
         return ids, np.diff(edges), tokens.astype(dtype), token_edges
 
     with ThreadPoolExecutor(threads) as pool:

@@ -46,7 +46,6 @@ class _Rank:
     process: "subprocess.Popen[str]"
     threads: list[threading.Thread] = field(default_factory=list)
     stderr_tail: "deque[str]" = field(default_factory=lambda: deque(maxlen=_STDERR_LINES_KEPT))
-    seen_dead_at: float | None = None
 
 
 @dataclass

@@ -182,10 +182,9 @@ def language_model_loss(
     return loss_sum
 
 
-@torch.no_grad()
 def validate(run: TrainingRun, sequences: Sequences) -> float:
     """Return the mean loss in nats per token over the first validation sequences. Collective."""
-    engine, config = run.engine, run.config
+    config = run.config
     wanted = max(1, config.validation_tokens // config.sequence_length)
     count = min(wanted, sequences.num_sequences)
     if count == 0:
@@ -193,13 +192,28 @@ def validate(run: TrainingRun, sequences: Sequences) -> float:
             f"the validation split has no full sequence of {config.sequence_length} tokens; give "
             "more documents, a larger validation share or a shorter sequence_length"
         )
-    share = (engine.rank, engine.world_size, run.micro_batch_size)
-    parts = cut(
+    return mean_loss(
+        run.engine,
         sequences,
-        list(range(count)),
-        share,
-        engine.device,
+        count,
+        run.micro_batch_size,
         document_masking=config.document_masking,
+    )
+
+
+@torch.no_grad()
+def mean_loss(
+    engine: TrainingEngine,
+    sequences: Sequences,
+    count: int,
+    micro_batch_size: int,
+    *,
+    document_masking: bool,
+) -> float:
+    """Return the mean loss in nats per token over the first `count` sequences. Collective."""
+    share = (engine.rank, engine.world_size, micro_batch_size)
+    parts = cut(
+        sequences, list(range(count)), share, engine.device, document_masking=document_masking
     )
     engine.module.eval()
     total = sum((language_model_loss(engine, part).double() for part in parts), start=0.0)

@@ -183,7 +183,7 @@ def pretrain(
     mixture = _mixture(config, sets)
     config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
     meta = shards.read_json("meta.json")
-    with out.scratch(runtime) as scratch, out.previous_checkpoint() as previous:
+    with out.scratch(runtime) as scratch, out.previous_checkpoint(runtime) as previous:
         job = {
             "config": config.model_dump(mode="json"),
             "token_sets": [reference(part) for part in sets],
@@ -220,9 +220,6 @@ def _mixture(config: PretrainConfig, sets: list[TokenShards]) -> dict[str, Any]:
             f"pretrain.mixture names the token sets {', '.join(names)}, {len(sets)} were given; "
             "give one for each"
         )
-    for part in sets:
-        if part.store.is_local:
-            part.local_dir()  # makes links, which the ranks then find
     if config.mixture is None:
         return {}
     check_token_sets(dict(zip(names, sets, strict=True)))

@@ -23,17 +23,26 @@ class RankContext(Emitter):
     without asking for its rank.
 
     Attributes:
-        started: when the rank's process began (time.time()), for start-up times.
+        started: when the rank's main program began (time.time()), for start-up times.
+        scratch: folder on this host, the same for all ranks, that is deleted when the job has
+            ended, however it did; without a job, the runtime's.
     """
 
     def __init__(
-        self, rank: int, world_size: int, device: str, runtime: Runtime, pipe: Sink
+        self,
+        rank: int,
+        world_size: int,
+        device: str,
+        runtime: Runtime,
+        pipe: Sink,
+        scratch: Path | None = None,
     ) -> None:
         super().__init__(pipe if rank == 0 else discard)
         self.rank = rank
         self.world_size = world_size
         self.device = device
         self.runtime = runtime
+        self.scratch = scratch or runtime.scratch_folder()
         self.started = time.time()
         self._last_checkpoint: Path | None = None
 
@@ -70,6 +79,7 @@ def main(argv: list[str]) -> int:
         device=request["device"],
         runtime=Runtime.model_validate(request["runtime"]),
         pipe=pipe,
+        scratch=Path(job_path).parent,
     )
     try:
         module, _, function = request["entry"].partition(":")

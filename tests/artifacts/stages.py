@@ -7,6 +7,7 @@ from functools import partial
 
 from pydantic import Field
 
+from lmpipe.artifacts.events import PipeSink
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Documents
@@ -62,7 +63,7 @@ class TrainConfig(StageConfig):
     """A pretended training."""
 
     steps: int = Field(3, description="Steps.")
-    mode: str = Field("", description="print, fail, input_error, hang or nothing.")
+    mode: str = Field("", description="print, input_error, hang, half_a_line, die or nothing.")
 
 
 @stage(version=1, kind="statistical")
@@ -70,8 +71,9 @@ def train(
     out: Output[Checkpoint], config: TrainConfig, documents: Documents, *, runtime: Runtime
 ) -> Checkpoint:
     """Count steps, with checkpoints."""
-    with out.previous_checkpoint() as previous:
+    with out.previous_checkpoint(runtime) as previous:
         start = int((previous / "step").read_text()) if previous else 0
+        out.metric("resumed_in", str(previous.parent) if previous else "")
     out.metric("started_at", start)
     for step in range(start, config.steps):
         out.progress(step + 1, config.steps, unit="steps")
@@ -85,6 +87,10 @@ def train(
         print("python line", file=sys.stderr)
     if config.mode == "input_error":
         raise InputError("crawl.warc.gz: record 7 is broken; remove it")
+    if config.mode == "half_a_line":
+        assert isinstance(out._sink, PipeSink)
+        os.write(out._sink._descriptor, b'{"type": "prog')
+        os.kill(os.getpid(), signal.SIGKILL)
     if config.mode == "hang":
         os.system("sleep 600")
     out.write_json("meta.json", {"steps": config.steps})

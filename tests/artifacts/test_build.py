@@ -11,10 +11,10 @@ import pytest
 
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.lock import BuildLock
-from lmpipe.artifacts.lookup import identify, nearest
+from lmpipe.artifacts.lookup import find_by_prefix, identify, nearest
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import InputError, LockLost, StageFailed, StoreError
+from lmpipe.errors import InputError, LockLost, StageFailed, StoreError, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import (
     CopyConfig,
@@ -121,20 +121,20 @@ def test_finished_shards_are_adopted_after_a_kill(store: Store, monkeypatch):
     assert whole.digest == make(Store(store.root + "-undisturbed"), config).digest
 
 
-def run_in_child(store, stage, config, inputs, lines=None, events=None, force=False):
+def run_in_child(store, stage, config, inputs, lines=None, events=None, force=False, runtime=None):
     return build_in_child(
         stage,
         config,
         inputs,
         store=store,
-        runtime=Runtime(),
+        runtime=runtime or Runtime(),
         force=force,
         sink=(events if events is not None else []).append,
         line_sink=(lines if lines is not None else []).append,
     )
 
 
-def test_training_resumes_from_the_newest_whole_checkpoint(store: Store):
+def test_training_resumes_from_the_newest_whole_checkpoint(store: Store, tmp_path: Path):
     documents = make(store)
     config = TrainConfig(steps=4, mode="die")
     with pytest.raises(StageFailed, match="SIGKILL"):
@@ -144,8 +144,11 @@ def test_training_resumes_from_the_newest_whole_checkpoint(store: Store):
     store.delete(newest)  # as if killed in the middle of the upload
     with pytest.raises(StageFailed):
         run_in_child(store, train, config, {"documents": documents})  # dies at step 2 again
-    resumed = run_in_child(store, train, config, {"documents": documents})
+    runtime = Runtime(scratch=str(tmp_path / "large disk"))
+    resumed = run_in_child(store, train, config, {"documents": documents}, runtime=runtime)
     assert resumed.metrics["started_at"] == 2
+    assert resumed.metrics["resumed_in"] == runtime.scratch  # a checkpoint may not fit elsewhere
+    assert not list(Path(runtime.scratch).iterdir())
 
 
 def test_output_of_children_native_too_reaches_the_caller_and_the_store(store: Store):
@@ -160,6 +163,28 @@ def test_errors_of_the_child_keep_their_class_and_message(store: Store):
     documents = make(store)
     with pytest.raises(InputError, match="record 7"):
         run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents})
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), OSError("disk full")])
+def test_a_log_that_cannot_be_stored_hides_neither_the_result_nor_the_error(
+    store: Store, monkeypatch, error: Exception
+):
+    def refuse(self, local, path):
+        raise error
+
+    documents, lines = make(store), []
+    monkeypatch.setattr(Store, "upload", refuse)
+    built = run_in_child(store, count, CountConfig(lines=1), {}, lines)
+    assert built.metrics["lines"] == 2
+    with pytest.raises(InputError, match="record 7"):
+        run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents})
+    assert f"the log could not be stored: {error}" in lines
+
+
+def test_a_child_killed_in_the_middle_of_an_event_ends_by_its_signal(store: Store):
+    documents = make(store)
+    with pytest.raises(StageFailed, match="SIGKILL"):
+        run_in_child(store, train, TrainConfig(mode="half_a_line"), {"documents": documents})
 
 
 def test_a_killed_parent_takes_the_child_with_it(store: Store, tmp_path: Path):
@@ -242,6 +267,17 @@ def test_a_full_disk_in_the_manifest_write_is_an_error_and_no_artifact(store: St
     monkeypatch.undo()
     assert find(count, identify(count, CountConfig(), {}), store, Runtime()) is None
     assert make(store).missing() == []
+
+
+def test_a_damaged_manifest_stops_nobody_who_asks_for_another_artifact(store: Store):
+    built = make(store, CountConfig(lines=3))
+    damaged = "f" * 24 if not built.id.startswith("f") else "0" * 24
+    assert store.create(f"count/{damaged}/manifest.json", b"{")
+    for name in (built.id[:8], f"count/{built.id[:8]}", "count"):
+        assert find_by_prefix(store, name).id == built.id
+    assert nearest(store, count, CountConfig(lines=7), {})[0].id == built.id
+    with pytest.raises(StoreError, match="is not JSON"):
+        find_by_prefix(store, damaged[:8])
 
 
 def test_the_nearest_artifact_is_named_with_the_fields_that_differ(store: Store):

@@ -1,12 +1,14 @@
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from lmpipe.artifacts.build import build
+from lmpipe.artifacts.shards import _progress
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import CountConfig, count
 
@@ -62,3 +64,29 @@ def test_slurm_without_a_shared_folder_or_a_partition_is_refused(tmp_path: Path)
             store=Store(str(tmp_path)),
             runtime=Runtime(executor="slurm", workers=2),
         )
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), OSError("no such host")])
+def test_progress_goes_on_after_a_store_was_away(error: Exception) -> None:
+    answers: list[Exception | list[str]] = [error, ["00000.json"]]
+    shown = threading.Event()
+
+    class Away:
+        def children(self, prefix: str) -> list[str]:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    class Listening:
+        store = Away()
+
+        def marker(self, key: str) -> str:
+            return f"done/{key}.json"
+
+        def progress(self, done: float, total: float, unit: str) -> None:
+            if (done, total) == (3, 4):
+                shown.set()
+
+    with _progress(Listening(), ["00000", "00001"], already=2):  # type: ignore[arg-type]
+        assert shown.wait(30)

@@ -52,7 +52,7 @@ GOLDEN_EXTRACT = {
     "resiliparse": (3, "bc2770e7923b47d7"),
 }
 GOLDEN_TEXTS = {
-    "import_documents": (1, "9a28d0ec691efde2"),
+    "import_documents": (2, "9a28d0ec691efde2"),
     "signals": (4, "cfb8eaf7f524e062"),
     "select": (3, "1f0c8891a66b3f5d"),
 }

@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import io
 import json
 
@@ -77,6 +78,27 @@ def test_a_file_that_breaks_off_gives_the_rows_before(bench: Workbench) -> None:
     source = bench.files("corpus", a__jsonl__gz=good, b__jsonl__gz=bad, c__parquet=b"PAR1junk")
     documents = bench.run(import_documents, ImportDocumentsConfig(), source)
     assert documents.metrics["removed"]["unreadable_file"] == 2
+
+
+@pytest.mark.parametrize("damage", ["cut short", "overwritten", "no zstd at all"])
+def test_a_damaged_zstd_file_gives_the_rows_before_and_says_so(
+    bench: Workbench, damage: str
+) -> None:
+    rows = [hashlib.sha256(b"%d" % i).hexdigest() for i in range(10_000)]  # of several blocks
+    whole = zstandard.compress("".join(f'{{"text": "{row}"}}\n' for row in rows).encode())
+    half = len(whole) // 2
+    data = {
+        "cut short": whole[:half],
+        "overwritten": whole[:half] + bytes(200) + whole[half + 200 :],
+        "no zstd at all": b"no zstd at all",
+    }[damage]
+    frames = zstandard.compress(b'{"text": "one"}\n') + zstandard.compress(b'{"text": "two"}\n')
+    source = bench.files("corpus", a__jsonl__zst=frames, b__jsonl__zst=data)
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert documents.metrics["removed"] == {"unreadable_file": 1}
+    kept = column(documents, "text")
+    assert kept == ["one", "two", *rows[: len(kept) - 2]]
+    assert (len(kept) > 2) == (damage != "no zstd at all")
 
 
 def test_unknown_files_and_wrong_fields_are_refused_with_a_remedy(bench: Workbench) -> None:

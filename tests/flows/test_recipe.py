@@ -163,7 +163,7 @@ def test_where_and_how_a_run_goes_bears_no_identity(tmp_path: Path):
 
     moved = ids(f"store.root={tmp_path}/elsewhere", "runtime.workers=7", "runtime.ranks=1")
     assert ids() == moved
-    assert ids("runtime.device=cpu", "runtime.log_level=debug") == moved
+    assert ids("runtime.device=cpu", "runtime.keep_checkpoints=5") == moved
 
 
 def test_a_recipe_without_sources_is_refused():

@@ -100,7 +100,7 @@ def test_devices_have_their_datasheets_intensities_and_links() -> None:
     assert turns == pytest.approx([153, 295, 206, 23.3], abs=0.5)
     assert link_rate(H100, 8) == 450e9 and link_rate(H100, 9) == 400e9
     assert accelerator_named("h200") is H200
-    with pytest.raises(ConfigError, match="did you mean H100"):
+    with pytest.raises(ConfigError, match="did you mean 'H100'"):
         accelerator_named("H10")
 
 

@@ -3,23 +3,28 @@
 import io
 import json
 import math
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pydantic import Field, ValidationError
 
 from lmpipe.artifacts.build import build
+from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
-from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards
+from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards, open_artifact
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
 from lmpipe.scaling.scale import ScaleConfig, describe, scale, sweep_series
+from lmpipe.scaling.sweep_rank import Sweep
+from lmpipe.tokenization.order import SequenceOrder
+from lmpipe.tokenization.reading import TokenReader
 from lmpipe.tokenization.shard_file import pack_shard
 
 VOCAB = 61
@@ -76,13 +81,54 @@ def tokenizer(out: Output[Tokenizer], config: DataConfig, *, runtime: Runtime) -
 
 
 @pytest.fixture(scope="module")
-def fit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScalingFit]:
+def fit(tmp_path_factory: pytest.TempPathFactory) -> ScalingFit:
     store = Store(str(tmp_path_factory.mktemp("store")))
     runtime = Runtime(device="cpu", ranks=1, threads_per_rank=1)
     data = build(shards, DataConfig(), {}, store=store, runtime=runtime)
     words = build(tokenizer, DataConfig(), {}, store=store, runtime=runtime)
     inputs = {"shards": data, "tokenizer": words}
-    yield build(scale, TINY, inputs, store=store, runtime=runtime)
+    return build(scale, TINY, inputs, store=store, runtime=runtime)
+
+
+class CountingEngine:
+    """One of two ranks' engine, which trains nothing and counts what it is given."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.world_size = rank, 2
+        self.device = torch.device("cpu")
+        self.position = SimpleNamespace(steps=0)
+        self.targets = 0.0
+        self.passes: list[tuple[int, bool]] = []
+
+    def __call__(self, token_BT: torch.Tensor, document_BT: object = None) -> torch.Tensor:
+        return torch.zeros(*token_BT.shape, VOCAB)
+
+    def begin_step(self, weight: float) -> None:
+        self.targets += weight
+
+    def accumulate(self, loss_sum: torch.Tensor, *, last: bool) -> None:
+        self.passes.append((round(loss_sum.item() / math.log(VOCAB)), last))
+
+    def step(self) -> SimpleNamespace:
+        self.position.steps += 1
+        return SimpleNamespace(loss=0.0)
+
+
+def test_ranks_with_unequal_shares_make_the_same_number_of_passes(fit: ScalingFit) -> None:
+    (data,) = (m for m in list_manifests(fit.store) if m.stage == "shards")
+    sweep = Sweep.__new__(Sweep)
+    sweep.train = TokenReader(open_artifact(fit.store, data).local_dir(), "train", 32)
+    sweep.order, sweep.device = SequenceOrder(sweep.train.num_sequences, 0), torch.device("cpu")
+    sweep.batch, sweep.micro_batch = 3, 1
+    ranks = [CountingEngine(0), CountingEngine(1)]
+    for engine in ranks:
+        sweep._train(engine, 1)  # type: ignore[arg-type]
+    # three sequences: ZeRO's collectives want a second pass of rank 1 too, in which nothing counts
+    assert [engine.passes for engine in ranks] == [
+        [(32, False), (32, True)],
+        [(32, False), (0, True)],
+    ]
+    assert [engine.targets for engine in ranks] == [64, 32]
 
 
 def test_a_sweep_trains_every_size_on_every_budget_and_one_more(fit: ScalingFit) -> None:

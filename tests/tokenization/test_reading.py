@@ -67,16 +67,16 @@ def test_sequences_cover_the_stream_across_shards_with_the_documents_of_every_to
         reader.sequence(reader.num_sequences)
 
 
-def test_locate_names_the_document_of_any_token_of_any_shard(tmp_path: Path) -> None:
+def test_the_index_names_the_document_of_any_token_of_any_shard(tmp_path: Path) -> None:
     owner = write_shards(tmp_path, [[3, 1], [], [4]])
-    reader = TokenReader(tmp_path, "train", 2)
-    found = [reader.locate("00000", i) for i in range(4)]
-    found += [reader.locate("00002", i) for i in range(4)]
+    index = TokenReader(tmp_path, "train", 2).index
+    places = [index.place(shard, i) for shard in ("00000", "00002") for i in range(4)]
+    found = [index.document_id(int(index.documents(p, p + 1)[0])) for p in places]
     assert found == [f"doc{number}" for number in owner]
     with pytest.raises(InputError, match=r"\[0, 4\)"):
-        reader.locate("00002", 4)
+        index.place("00002", 4)
     with pytest.raises(InputError, match="00000"):
-        reader.locate("7", 0)
+        index.place("7", 0)
 
 
 @pytest.mark.parametrize(("vocab_size", "width"), [(65_536, 2), (65_537, 4), (200_000, 4)])

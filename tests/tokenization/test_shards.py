@@ -14,6 +14,7 @@ from lmpipe.artifacts.types import Documents, Tokenizer, TokenShards
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.encoding import Encoding, format_ranks
+from lmpipe.tokenization.merging import BufferEncoder
 from lmpipe.tokenization.patterns import pattern_regex
 from lmpipe.tokenization.reading import TokenReader
 from lmpipe.tokenization.shard_file import map_tokens, read_header, verify_checksum
@@ -99,6 +100,18 @@ def test_every_document_is_in_one_split_whole_in_input_order_and_ends_with_eos(
     )
     assert meta["eos"] == 257
     assert meta["tokenizer_digest"] == tokenizer.digest
+
+
+def test_text_that_cannot_be_encoded_ends_the_stage_and_leaves_no_thread_waiting(
+    store: Store, make_documents: Make, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: BufferEncoder, text: object, edges: object) -> None:
+        raise InputError("refused")
+
+    monkeypatch.setattr("lmpipe.tokenization.shards.PORTION_BYTES", 1)  # several portions
+    monkeypatch.setattr(BufferEncoder, "encode", refuse)
+    with pytest.raises(InputError, match="refused"):
+        write(store, make_documents(FILES), tokenizer)
 
 
 def test_every_document_has_one_bos_before_it_and_one_eos_behind_it(

@@ -30,6 +30,7 @@ def report(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
 def fail(job: dict[str, Any], context: RankContext) -> None:
     """Rank 1 fails in the way that is asked for; the others would go on for ever."""
     (Path(job["folder"]) / f"pid{context.rank}").write_text(str(os.getpid()))
+    (context.scratch / f"half a checkpoint of {context.rank}").touch()
     if context.rank != 1:
         time.sleep(600)
     match job["how"]:

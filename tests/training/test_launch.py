@@ -108,8 +108,9 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(
             f"{ENTRIES}:fail",
             {"how": how, "folder": str(tmp_path)},
             Recorder(),
-            Runtime(ranks=3, device="cpu"),
+            Runtime(ranks=3, device="cpu", scratch=str(tmp_path / "scratch")),
         )
+    assert list((tmp_path / "scratch").iterdir()) == []
     assert time.monotonic() - started < 10
     for text in says:
         assert text in str(caught.value)
