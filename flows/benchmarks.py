@@ -30,7 +30,7 @@ def run_benchmark(console: Console, name: str, to: Path | None, options: list[st
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"no benchmark {name!r}{hint} Known: {', '.join(known)}")
+        raise ConfigError(f"no benchmark {name!r}{hint or ';'} known are {', '.join(known)}")
     module = importlib.import_module(f"lmpipe.bench.{name}")
     try:
         rows: list[dict[str, Any]] = module.run(_parsed(options))

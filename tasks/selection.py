@@ -77,7 +77,7 @@ def unknown_step(name: str, names: list[str]) -> str:
     known = list(dict.fromkeys([*(n.partition("[")[0] for n in names), *names]))
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"this run has no stage {name!r}{hint} It has: {', '.join(known)}"
+    return f"this run has no stage {name!r}{hint or ';'} it has {', '.join(known)}"
 
 
 def _index(names: list[str], name: str, *, last: bool) -> int:

@@ -92,8 +92,6 @@ def list_manifests(
         for artifact in store.children(name):
             try:
                 entry = read_manifest(store, name, artifact)
-            except NotADirectoryError:
-                continue
             except StoreError as error:
                 if damaged is None:
                     raise

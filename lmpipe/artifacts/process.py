@@ -186,7 +186,7 @@ class _Child:
                 ) as file:
                     while block := self._log.read(2**20):
                         file.write(block)
-            except OSError as error:
+            except (OSError, errors.StoreError) as error:  # what the stage says counts more
                 self._line_sink(f"the log could not be stored: {error}")
         self._log.close()
 
