@@ -8,6 +8,7 @@ another recipe and changes what is named.
 import difflib
 import glob
 import re
+import shlex
 import types
 import typing
 from pathlib import Path
@@ -50,6 +51,7 @@ from tasks.conductor import Settings
 
 RECIPES = Path(__file__).parent / "recipes"
 INSTALLATION = RECIPES.parents[1]
+LONGEST_COMMAND = 400  # what ReportConfig.recipe takes
 
 
 class _Section(BaseModel):
@@ -211,6 +213,7 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
     raw = _read(path, name, ())
     for change in changes or []:
         _apply(raw, change)
+    _note_changes(raw, changes or [])
     return check_recipe(raw, str(path))
 
 
@@ -254,6 +257,9 @@ def _read(path: Path, name: str, below: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from error
     raw = _parse(text, str(path))
     raw.setdefault("base", str(path.parent.absolute()))
+    report = raw.setdefault("report", {})
+    if "name" in raw and isinstance(report, dict):
+        report.setdefault("recipe", path.stem if path.parent == RECIPES else path.name)
     return _extended(raw, str(path), path.parent, (*below, path.resolve()))
 
 
@@ -360,6 +366,16 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         section[parts[-1]] = yaml.safe_load(text) if text else ""
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {key}: {text!r} is no YAML value: {error}") from error
+
+
+def _note_changes(raw: dict[str, Any], changes: list[str]) -> None:
+    """Let the report's commands repeat the changes: not those of where and how a run goes."""
+    kept = [c for c in changes if not c.startswith(("store", "runtime", "stage_runtime", "report"))]
+    report = raw.get("report")
+    if isinstance(report, dict) and isinstance(report.get("recipe"), str):
+        words = [report["recipe"], *(f"--set {shlex.quote(change)}" for change in kept)]
+        if len(text := " ".join(words)) <= LONGEST_COMMAND:
+            report["recipe"] = text
 
 
 def _explain(detail: dict[str, Any]) -> str:

@@ -13,4 +13,6 @@ def scale(recipe: PipelineConfig) -> Report:
     curated = curate(recipe)
     tokens = tokenize(recipe, curated)
     fit = training.scale(recipe.scale, tokens.shards, tokens.tokenizer)
-    return report(recipe.report, [*curated.stages, tokens.tokenizer, tokens.shards, fit])
+    command = f"{recipe.report.recipe} --flow scale"  # what the page says repeats it
+    page = recipe.report.model_copy(update={"recipe": command})
+    return report(page, [*curated.stages, tokens.tokenizer, tokens.shards, fit])

@@ -7,6 +7,7 @@ from flows.pipeline import pipeline
 from flows.recipe import PipelineConfig, check_recipe, load_recipe
 from flows.run import COMPOSITIONS, plan_run
 from lmpipe.errors import ConfigError
+from tasks.evaluation import report
 from tasks.plan import step_names
 from tasks.selection import Selection
 
@@ -29,12 +30,19 @@ def test_every_flow_runs_alone_from_its_recipe(flow: str, tmp_path: Path):
     assert names[0] == "source[crawl]" and len(names) == len(set(names))
 
 
-def test_the_scaling_sweep_ends_in_a_page_that_names_its_own_command(tmp_path: Path):
+def test_the_scaling_sweep_ends_in_a_page_that_names_its_own_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     recipe = load_recipe("scale_demo", [f"store.root={tmp_path}"])
+    shown: list[str] = []
+    monkeypatch.setattr(
+        "flows.scale.report",
+        lambda config, everything: shown.append(config.recipe) or report(config, everything),
+    )
     steps = plan_run("scale", recipe, Selection())
     assert [step.name for step in steps][-2:] == ["scale", "report"]
     assert "scale" in steps[-1].reason.split(", ")
-    assert recipe.report.recipe == "scale_demo --flow scale"
+    assert set(shown) == {"scale_demo --flow scale"}
 
 
 def test_a_recipe_may_begin_with_documents_in_place_of_a_crawl(tmp_path: Path):
@@ -207,6 +215,18 @@ def test_an_impossible_combination_is_said_once_and_without_its_section():
     with pytest.raises(ConfigError) as caught:
         load_recipe("demo", ["pretrain.batch_tokens=1000"])
     assert str(caught.value).endswith("try 768 or 1024")
+
+
+def test_the_report_names_the_recipe_and_changes_that_repeat_the_run(tmp_path: Path):
+    assert load_recipe("demo").report.recipe == "demo"
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: demo\nname: mine\n")
+    changes = [f"store.root={tmp_path}", "runtime.workers=3", "select.languages={en: 0.5}"]
+    recipe = load_recipe(str(path), changes)
+    assert recipe.report.recipe == "mine.yaml --set 'select.languages={en: 0.5}'"
+    assert load_recipe("demo", ["runtime.workers=3"]).report == load_recipe("demo").report
+    many = [f"dedup.bands={n}" for n in range(1, 40)]
+    assert load_recipe("demo", many).report.recipe == "demo"
 
 
 def test_a_recipe_survives_the_trip_through_json():

@@ -55,6 +55,9 @@ def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
                 dots=True,
             )
         )
+    fitted = [p for p in points if not p["held_out"]]
+    law = [p["fitted"] for p in fitted]
+    lines.append(Line("law", [p["flops"] for p in fitted], law, 0, dots=True, joined=False))
     held = [p for p in points if p["held_out"]]
     x = [p["flops"] for p in held]
     lines.append(Line("held out, measured", x, [p["loss"] for p in held], 5, dots=True))
