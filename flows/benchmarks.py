@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lmpipe.bench
+from flows.outputs import check_file
 from lmpipe.errors import ConfigError
 
 COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit")
@@ -31,6 +32,7 @@ def run_benchmark(console: Console, name: str, to: Path | None, options: list[st
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no benchmark {name!r}{hint or ';'} known are {', '.join(known)}")
+    check_file("--json", to)
     module = importlib.import_module(f"lmpipe.bench.{name}")
     try:
         rows: list[dict[str, Any]] = module.run(_parsed(options))

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from flows import artifacts, cost, curation, export, operations, services, whatif
+from flows.outputs import check_file, check_folder
 from lmpipe.errors import ConfigError, LmpipeError
 
 app = typer.Typer(
@@ -107,6 +108,7 @@ def report(
     """Print where the newest report of a recipe lies, or copy it."""
     from flows.recipe import load_recipe
 
+    check_file("--to", to)
     loaded = load_recipe(recipe, changes)
     store = loaded.settings().store
     for name in reversed(store.children(f"runs/{loaded.name}")):
@@ -166,6 +168,7 @@ def common_crawl(
     """Download WARC files of a Common Crawl snapshot; run again to resume."""
     from flows.download import download_common_crawl
 
+    check_folder("--to", to)
     download_common_crawl(Console(), snapshot, num_files, to, seed, base_url)
 
 

@@ -56,7 +56,7 @@ def accelerator_named(name: str) -> Accelerator:
     if device is None:
         near = difflib.get_close_matches(name.upper(), ACCELERATORS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"no device {name!r}{hint} Known: {', '.join(ACCELERATORS)}")
+        raise ConfigError(f"no device {name!r}{hint or ';'} known are {', '.join(ACCELERATORS)}")
     return device
 
 
