@@ -216,12 +216,15 @@ def _load(
 
 
 def _prepare_prefect() -> None:
-    """Set Prefect's defaults for a run in a terminal, before its first import reads them."""
+    """Set defaults for a run in a terminal, before Prefect's first import reads them."""
     defaults = {
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home migrates for 55 s
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # The terminal shows progress, and an error once: not its traceback from task, flow and run.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        # `python -m` looks in the working directory first: an attr.py of the user's there would
+        # be imported by the server and by every stage.
+        "PYTHONSAFEPATH": "1",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
