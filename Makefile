@@ -59,7 +59,7 @@ format: setup  ## let ruff put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## one benchmark: make bench NAME=rms_norm (without NAME: list them)
+bench: setup  ## one benchmark: make bench NAME=flash_attention (without NAME: list them)
 	$(BIN)/lmpipe bench $(NAME)
 
 up: setup  ## start the local stack: server, deployments, worker (the shared one: docker/compose.yaml)

@@ -18,7 +18,7 @@ def list_artifacts(
     """List artifacts, newest first."""
     from rich.table import Table
 
-    from lmpipe.artifacts.lookup import list_manifests
+    from lmpipe.artifacts.lookup import list_manifests, list_stages
     from lmpipe.artifacts.store import Store
     from lmpipe.artifacts.tombstone import when_collected
 
@@ -31,13 +31,18 @@ def list_artifacts(
         num_bytes = f"{sum(file.bytes for file in manifest.outputs):,}"
         table.add_row(
             manifest.stage,
-            manifest.id,
-            manifest.provenance.finished[:19],
+            manifest.id[:12],  # enough for show, diff and the rest, and the table fits 80 columns
+            manifest.provenance.finished[:16],
             f"{manifest.provenance.seconds:.1f}",
             str(len(manifest.outputs)),
             "gone" if when_collected(opened, manifest) else num_bytes,
         )
-    Console().print(table)
+    if table.row_count:
+        Console().print(table)
+    else:
+        stages = ", ".join(list_stages(opened))
+        of = f" of stage {stage!r}; it has {stages}" if stage and stages else ""
+        Console().print(f"no artifacts in {opened.root}{of}", markup=False, highlight=False)
     for error in damaged:
         Console(stderr=True).print(f"[red]BAD[/] {error}", highlight=False)
 

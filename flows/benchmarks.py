@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lmpipe.bench
+from flows.outputs import check_file
 from lmpipe.errors import ConfigError, did_you_mean
 
 COLUMNS = ("bench", "impl", "case", "metric", "value", "unit", "device", "commit")
@@ -28,6 +29,7 @@ def run_benchmark(console: Console, name: str, to: Path | None, options: list[st
         return
     if name not in known:
         raise ConfigError(f"no benchmark {name!r}; {did_you_mean(name, known)}")
+    check_file("--json", to)
     module = importlib.import_module(f"lmpipe.bench.{name}")
     try:
         rows: list[dict[str, Any]] = module.run(_parsed(options))

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from flows import artifacts, cost, curation, export, operations, services, whatif
+from flows.outputs import check_file, check_folder
 from lmpipe.errors import ConfigError, LmpipeError, did_you_mean
 from tasks.selection import Selection
 
@@ -116,6 +117,7 @@ def report(
     """Print where the newest report of a recipe lies, or copy it."""
     from flows.recipe import load_recipe
 
+    check_file("--to", to)
     loaded = load_recipe(recipe, changes)
     store = loaded.settings().store
     for name in reversed(store.children(f"runs/{loaded.name}")):
@@ -175,6 +177,7 @@ def common_crawl(
     """Download WARC files of a Common Crawl snapshot; run again to resume."""
     from flows.download import download_common_crawl
 
+    check_folder("--to", to)
     download_common_crawl(Console(), snapshot, num_files, to, seed, base_url)
 
 
@@ -217,12 +220,15 @@ def _selection(
 
 
 def _prepare_prefect() -> None:
-    """Set Prefect's defaults for a run in a terminal, before its first import reads them."""
+    """Set defaults for a run in a terminal, before Prefect's first import reads them."""
     defaults = {
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # a fresh home migrates for 55 s
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # The terminal shows progress, and an error once: not its traceback from task, flow and run.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        # `python -m` looks in the working directory first: an attr.py of the user's there would
+        # be imported by the server and by every stage.
+        "PYTHONSAFEPATH": "1",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from flows.outputs import check_file
 from lmpipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def cost(
     from lmpipe.model.accelerators import accelerator_named
     from lmpipe.model.bill import Bill, Plan
 
+    check_file("--to", to)
     if not what:
         _list_sizes(Console())
         return

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flows.outputs import check_file
 from lmpipe.errors import ConfigError
 
 app = typer.Typer()
@@ -56,9 +57,9 @@ def contamination(
         list[Path],
         typer.Option(exists=True, dir_okay=False, help="Eval items as JSONL; may repeat."),
     ],
-    to: Annotated[
-        Path, typer.Option(dir_okay=False, help="Report, to lie beside the files.")
-    ] = Path("contamination.json"),
+    to: Annotated[Path, typer.Option(help="Report, to lie beside the files.")] = Path(
+        "contamination.json"
+    ),
     ngram: Annotated[int, typer.Option(min=1, max=64, help="Words in an n-gram.")] = 13,
 ) -> None:
     """Search files of conversations for evaluation items and write the report that sft asks for."""
@@ -66,8 +67,7 @@ def contamination(
 
     from lmpipe.curation.contamination_of_files import report_on_files
 
-    if not to.parent.is_dir():
-        raise ConfigError(f"--to {to}: there is no folder {to.parent}")
+    check_file("--to", to)
     report = report_on_files(files, benchmarks, ngram)
     to.write_text(json.dumps(report, indent=1, sort_keys=True))
     flagged, count = report["flagged_documents"], report["documents"]

@@ -89,7 +89,7 @@ def evaluate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
 
 @flow(name="scale", flow_run_name="{recipe.name}", log_prints=True)
 def scale(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """A scaling sweep: a few small models, one fitted law, one prediction.
+    """A scaling sweep: a few small models, one fitted law, one prediction, and a page about them.
 
     Args:
         recipe: what to run, where artifacts lie, and how stages run.

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from flows.outputs import check_folder
 from lmpipe.errors import ConfigError
 
 app = typer.Typer()
@@ -25,6 +26,7 @@ def export(
     """
     if to != "hf":
         raise ConfigError(f"--to {to!r}: no such format; known is hf")
+    check_folder("folder", folder)
     from lmpipe.model.huggingface import export_model
 
     architecture = export_model(_model_folder(checkpoint, store), folder)

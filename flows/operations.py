@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from flows.outputs import check_folder
 from lmpipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def accounting(
     from lmpipe.report.html import write_html
     from lmpipe.report.prices import load_prices
 
+    check_folder("--to", to)
     opened = _open(recipe, store)
     table = load_prices(prices) if prices else load_prices()
     rows = account(read_attempts(opened), table)

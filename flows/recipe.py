@@ -5,7 +5,9 @@ files lie), `store` and `runtime` (where and how it runs, no identity). `extends
 another recipe and changes what is named.
 """
 
+import glob
 import re
+import shlex
 import types
 import typing
 from pathlib import Path
@@ -48,6 +50,7 @@ from tasks.conductor import Settings
 
 RECIPES = Path(__file__).parent / "recipes"
 INSTALLATION = RECIPES.parents[1]
+LONGEST_COMMAND = 400  # what ReportConfig.recipe takes
 
 
 class _Section(BaseModel):
@@ -206,9 +209,10 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
             (its range is named). Nothing has run then.
     """
     path = _path_of(name)
-    raw = _read(path, name)
+    raw = _read(path, name, ())
     for change in changes or []:
         _apply(raw, change)
+    _note_changes(raw, changes or [])
     return check_recipe(raw, str(path))
 
 
@@ -220,36 +224,93 @@ def parse_recipe(text: str) -> PipelineConfig:
     """
     if "\n" not in text and ":" not in text:
         return load_recipe(text.strip())
-    return check_recipe(_extended(_parse(text, "the recipe given")), "the recipe given")
+    origin = "the recipe given"
+    return check_recipe(_extended(_parse(text, origin), origin, Path(), ()), origin)
 
 
 def _path_of(name: str) -> Path:
     return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
-    """Return a recipe's plain values on top of those of the recipe that it `extends`."""
+def _read(path: Path, name: str, below: tuple[Path, ...]) -> dict[str, Any]:
+    """Return a recipe's plain values on top of those of the recipe that it `extends`.
+
+    Args:
+        below: the recipes that extend this one.
+    """
     if not path.is_file():
         known = sorted(p.stem for p in RECIPES.glob("*.yaml"))
-        raise ConfigError(f"no recipe and no YAML file {name!r}; {did_you_mean(name, known)}")
-    raw = _parse(path.read_text(), str(path))
+        asked = f"{below[-1]}: extends: " if below else ""
+        raise ConfigError(f"{asked}no recipe {name!r}; {did_you_mean(name, known)}")
+    if path.resolve() in below:
+        chain = " extends ".join(str(p) for p in (*below, path.resolve()))
+        raise ConfigError(f"recipes extend each other in a circle: {chain}; cut it at one of them")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    raw = _parse(text, str(path))
     raw.setdefault("base", str(path.parent.absolute()))
-    return _extended(raw)
+    report = raw.setdefault("report", {})
+    if "name" in raw and isinstance(report, dict):
+        report.setdefault("recipe", path.stem if path.parent == RECIPES else path.name)
+    return _extended(raw, str(path), path.parent, (*below, path.resolve()))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose keys are unique: of two equal ones PyYAML takes the last in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in written:
+            if written.count(key) > 1:
+                raise yaml.composer.ComposerError(
+                    "while reading a section", node.start_mark, f"the key {key!r} stands twice"
+                )
+        return node
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+        raw = yaml.load(text, Loader=_Loader) or {}
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{origin} is not YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{origin} must hold keys and values, holds a {type(raw).__name__}")
     return raw
 
 
-def _extended(raw: dict[str, Any]) -> dict[str, Any]:
+def _extended(
+    raw: dict[str, Any], origin: str, folder: Path, below: tuple[Path, ...]
+) -> dict[str, Any]:
     parent = raw.pop("extends", "")
-    return _merged(_read(_path_of(parent), parent), raw) if parent else raw
+    if not parent:
+        return raw
+    if not isinstance(parent, str):
+        raise ConfigError(f"{origin}: extends: must be one name or path, got {parent!r}")
+    path = _path_of(parent)
+    inherited = _read(path if path.is_absolute() else folder / path, parent, below)
+    if raw.get("base", inherited["base"]) != inherited["base"]:
+        _anchor(inherited)
+    return _merged(inherited, raw)
+
+
+def _anchor(raw: dict[str, Any]) -> None:
+    """Make source paths absolute, for a recipe in another folder that takes them over."""
+    sources = raw.get("sources")
+    if not isinstance(sources, dict):
+        return
+    for spec in [*sources.values(), *(sources.get("mixture") or {}).values()]:
+        if isinstance(spec, dict) and isinstance(spec.get("paths"), list):
+            spec["paths"] = [_anchored(path, str(raw["base"])) for path in spec["paths"]]
+
+
+def _anchored(path: Any, base: str) -> Any:
+    if not isinstance(path, str) or "://" in path:
+        return path
+    is_list = path.startswith("@")
+    return "@" * is_list + str(Path(glob.escape(base)) / path.removeprefix("@"))
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -301,14 +362,27 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         raise ConfigError(f"--set {key}: {text!r} is no YAML value: {error}") from error
 
 
+def _note_changes(raw: dict[str, Any], changes: list[str]) -> None:
+    """Let the report's commands repeat the changes: not those of where and how a run goes."""
+    kept = [c for c in changes if not c.startswith(("store", "runtime", "stage_runtime", "report"))]
+    report = raw.get("report")
+    if isinstance(report, dict) and isinstance(report.get("recipe"), str):
+        words = [report["recipe"], *(f"--set {shlex.quote(change)}" for change in kept)]
+        if len(text := " ".join(words)) <= LONGEST_COMMAND:
+            report["recipe"] = text
+
+
 def _explain(detail: dict[str, Any]) -> str:
     """Turn one pydantic error into key, value, what is allowed, and the nearest spelling."""
     where = tuple(detail["loc"])
     if detail["type"] == "extra_forbidden":
         return "  " + _unknown(where, _keys_at(where[:-1]))
     key = ".".join(str(part) for part in where)
-    given = "" if detail["type"] == "missing" else f", got {str(detail['input'])[:80]!r}"
-    return Redactor({}).text(f"  {key}: {detail['msg']}{given}")
+    message = detail["msg"].removeprefix("Value error, ")
+    is_section = detail["type"] == "value_error" and isinstance(detail["input"], dict)
+    is_said = is_section or detail["type"] == "missing"  # of a section our own errors say it
+    given = "" if is_said else f", got {str(detail['input'])[:80]!r}"
+    return Redactor({}).text(f"  {key}: {message}{given}")
 
 
 def _unknown(where: tuple[Any, ...], known: list[str]) -> str:

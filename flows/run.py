@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
 from lmpipe.artifacts.uses import RunUses
+from lmpipe.errors import StoreError
 from tasks.bridge import Listener, PrefectConductor
 from tasks.conductor import conducted_by
 from tasks.plan import Step, check_runnable, plan
@@ -90,22 +92,29 @@ def execute(
     )
     uses = RunUses(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
     conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
+
+    def write_down() -> None:  # before gc may forget what the run used
+        record = {
+            "recipe": recipe.model_dump(mode="json"),
+            "flow": flow,
+            "flow_run": flow_run,
+            "selection": selection.model_dump(mode="json"),
+            "started": started,
+            "finished": now(),
+            "steps": [vars(step) for step in conductor.steps],
+        }
+        path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
+        settings.store.create(path, json.dumps(record, indent=1).encode())
+
     with uses:
         try:
             with ends_with_worker(), conducted_by(conductor):
                 compose()
-        finally:  # before gc may forget what the run used
-            record = {
-                "recipe": recipe.model_dump(mode="json"),
-                "flow": flow,
-                "flow_run": flow_run,
-                "selection": selection.model_dump(mode="json"),
-                "started": started,
-                "finished": now(),
-                "steps": [vars(step) for step in conductor.steps],
-            }
-            path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
-            settings.store.create(path, json.dumps(record, indent=1).encode())
+        except BaseException:
+            with suppress(StoreError):  # a store that is full or away has said so already
+                write_down()
+            raise
+        write_down()
     return conductor.steps
 
 

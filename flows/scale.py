@@ -1,12 +1,18 @@
-"""A scaling sweep: a few small models, one fitted law, one prediction."""
+"""A scaling sweep: a few small models, one fitted law, one prediction, and a page about them."""
 
+from flows.curate import curate
 from flows.recipe import PipelineConfig
-from flows.tokenize import Tokens, tokenize
-from lmpipe.artifacts.types import ScalingFit
+from flows.tokenize import tokenize
+from lmpipe.artifacts.types import Report
 from tasks import training
+from tasks.evaluation import report
 
 
-def scale(recipe: PipelineConfig, tokens: Tokens | None = None) -> ScalingFit:
-    """Run the recipe's sweep; alone, it makes the tokens first."""
-    tokens = tokens or tokenize(recipe)
-    return training.scale(recipe.scale, tokens.shards, tokens.tokenizer)
+def scale(recipe: PipelineConfig) -> Report:
+    """Make the tokens, run the recipe's sweep on them, and report."""
+    curated = curate(recipe)
+    tokens = tokenize(recipe, curated)
+    fit = training.scale(recipe.scale, tokens.shards, tokens.tokenizer)
+    command = f"{recipe.report.recipe} --flow scale"  # what the page says repeats it
+    page = recipe.report.model_copy(update={"recipe": command})
+    return report(page, [*curated.stages, tokens.tokenizer, tokens.shards, fit])

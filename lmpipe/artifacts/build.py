@@ -187,7 +187,8 @@ class _Account:
                 reason=self.reason,
                 origin=self.origin,
             )
-            attempts.record(store, account)
+            with contextlib.suppress(StoreError):  # the error itself counts more than its record
+                attempts.record(store, account)
             raise
 
 

@@ -18,7 +18,7 @@ from lmpipe.artifacts.events import PipeSink
 from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.stage import Inputs, Role, Stage
-from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.store import FULL, Store
 from lmpipe.artifacts.types import Artifact, open_artifact
 from lmpipe.errors import StoreError
 from lmpipe.runtime import Runtime
@@ -46,11 +46,13 @@ def main(descriptor: int) -> int:
             origin=Origin.model_validate(job["origin"]),
         )
     except Exception as error:
+        is_full = isinstance(error, OSError) and error.errno in FULL
+        remedy = "no space left in the store or in runtime.scratch; free space and run again"
         sink(
             {
                 "type": "error",
-                "class": type(error).__name__,
-                "message": str(error),
+                "class": "StoreError" if is_full else type(error).__name__,
+                "message": f"{remedy} ({error})" if is_full else str(error),
                 "traceback": traceback.format_exc(),
             }
         )

@@ -97,8 +97,6 @@ def list_manifests(
         for artifact in (id_ for id_ in store.children(name) if id_.startswith(start)):
             try:
                 entry = read_manifest(store, name, artifact)
-            except NotADirectoryError:
-                continue
             except StoreError as error:
                 if damaged is None:
                     raise

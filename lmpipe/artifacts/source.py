@@ -186,7 +186,8 @@ def _expand(pattern: str, base: Path, name: str) -> list[str]:
 
 def _glob(base: Path, pattern: str) -> list[str]:
     """Return the files that match a pattern; an absolute pattern ignores the base."""
-    found = glob.glob(str(base / pattern), recursive=True)  # noqa: PTH207 absolute ones too
+    whole = str(Path(glob.escape(str(base))) / Path(pattern).expanduser())
+    found = glob.glob(whole, recursive=True)  # noqa: PTH207 absolute ones too
     return sorted(place for place in found if Path(place).is_file())
 
 
@@ -194,11 +195,20 @@ def _pin_file(name: str, place: str) -> PinnedFile:
     if "://" not in place:
         path = Path(place)
         status = path.stat()
-        return PinnedFile(name=name, bytes=status.st_size, sha256=_cached_sha256(path, status))
+        try:
+            sha256 = _cached_sha256(path, status)
+        except OSError as error:
+            raise InputError(f"{place} cannot be read: {error}; see its permissions") from error
+        return PinnedFile(name=name, bytes=status.st_size, sha256=sha256)
     import fsspec
 
     fs, path_ = fsspec.core.url_to_fs(place, **url_options(place))
-    info: dict[str, Any] = fs.info(path_)
+    try:
+        info: dict[str, Any] = fs.info(path_)
+    except OSError as error:
+        raise InputError(
+            f"{place} is not there or not for us: {error}; see its spelling and your credentials"
+        ) from error
     mark = info.get("VersionId") or info.get("ETag") or info.get("etag")
     if not mark or info.get("size") is None:
         raise ConfigError(
@@ -211,7 +221,8 @@ def _cached_sha256(path: Path, status: os.stat_result) -> str:
     """Hash a file, or recall its hash while size, inode and change times are the same."""
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmpipe/pins" / key
+    caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    cache = Path(caches) / "lmpipe" / "pins" / key
     try:
         known = json.loads(cache.read_bytes())
         if known["stamp"] == stamp:

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mimetypes
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ from lmpipe.errors import ConfigError, StoreError, StoreUnavailable
 # store costs a running build time and nothing else. Botocore's default gives up within 5 s.
 S3_ATTEMPTS = 10
 DELETES_AT_A_TIME = 16
+BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def url_options(url: str) -> dict[str, Any]:
@@ -42,6 +46,21 @@ def url_options(url: str) -> dict[str, Any]:
     return s3_options(S3_ATTEMPTS)
 
 
+def _problem_of(scheme: str, rest: str) -> str:
+    """Say why a root is no place for a store, or nothing."""
+    if scheme not in ("file", "s3"):
+        return f"{scheme}:// has no conditional writes here"
+    if scheme == "file" and Path(rest).is_file():
+        return "it is a file"
+    if not rest.strip("/"):
+        return "it names no " + ("folder of its own" if scheme == "file" else "bucket")
+    if scheme == "s3" and not BUCKET.fullmatch(bucket := rest.partition("/")[0]):
+        return f"{bucket!r} is no name of a bucket"
+    if scheme == "file" and re.match("[A-Za-z0-9]+:/", rest):
+        return "a URL has two slashes after its colon"
+    return ""
+
+
 class Store:
     """Objects below a root URL, e.g. `file:///data/artifacts` or `s3://bucket/prefix`.
 
@@ -49,17 +68,18 @@ class Store:
         root: an fsspec URL or a local path; a relative path is anchored at the working directory.
 
     Raises:
-        ConfigError: the scheme has no conditional writes (only file and s3 have).
+        ConfigError: the root is no place, or its scheme has no conditional writes (only file and
+            s3 have).
     """
 
     def __init__(self, root: str) -> None:
         scheme, _, rest = root.partition("://") if "://" in root else ("file", "", root)
-        if scheme not in ("file", "s3"):
+        if problem := _problem_of(scheme, rest):
             raise ConfigError(
-                f"store.root={root!r}: {scheme}:// has no conditional writes here; "
-                "use a folder, file:///… or s3://bucket/prefix"
+                f"store.root={root!r}: {problem}; use a folder, file:///… or s3://bucket/prefix"
             )
-        self._base = str(Path(rest).absolute()) if scheme == "file" else rest.rstrip("/")
+        is_local = scheme == "file"
+        self._base = str(Path(rest).expanduser().absolute()) if is_local else rest.rstrip("/")
         self.root = f"{scheme}://{self._base}"
         self._fs: Any = None
         self._conditional: _Conditional | None = None
@@ -106,9 +126,9 @@ class Store:
 
     def open(self, path: str, mode: str = "rb") -> IO[bytes]:
         """Open an object; a reader that finds nothing raises StoreError naming the URL."""
-        if "w" in mode and self.is_local:
-            Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
         with self._errors_of(path):
+            if "w" in mode and self.is_local:
+                Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
             try:
                 return self.fs.open(self.full(path), mode)  # type: ignore[no-any-return]
             except FileNotFoundError as error:
@@ -192,9 +212,9 @@ class Store:
 
     def upload(self, local: Path, path: str) -> None:
         """Copy a local file into the store."""
-        if self.is_local:
-            Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
         with self._errors_of(path):
+            if self.is_local:
+                Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
             self.fs.put_file(str(local), self.full(path))
 
     def download(self, path: str, local: Path) -> None:
@@ -240,9 +260,11 @@ class Store:
                     f"{self.url(path)}: no answer after {S3_ATTEMPTS} tries ({error}); see whether "
                     "the object store runs, and AWS_ENDPOINT_URL"
                 ) from error
-            refused = isinstance(error, PermissionError) or (
-                isinstance(error, OSError) and error.errno == errno.EROFS
-            )
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise StoreError(
+                    f"{self.url(path)}: no space left; free space and run again"
+                ) from error
+            refused = isinstance(error, OSError) and error.errno in REFUSALS
             if not refused and (self.is_local or not _lacks_key(error)):
                 raise
             remedy = (
@@ -292,7 +314,7 @@ class _FileWrites:
         try:
             with Path(full).open("rb") as file:
                 return file.read(), _file_etag(os.fstat(file.fileno()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     @contextmanager
@@ -308,7 +330,7 @@ class _FileWrites:
                 os.fsync(file.fileno())  # a full disk shows here, before the name exists
             yield temporary, target
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in FULL:
                 raise StoreError(
                     f"no space left for {target}: nothing was published; free space and run again"
                 ) from error

@@ -46,6 +46,7 @@ def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
 
 
 def _subtitle(run: Run, recipe: str) -> str:
+    recipe = recipe.partition(" ")[0]
     if not run.artifacts:
         return f"recipe {recipe}, no artifacts"
     made = [a.manifest.provenance for a in run.artifacts]

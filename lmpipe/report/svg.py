@@ -22,6 +22,7 @@ MAX_POINTS = 400
 ROW_HEIGHT = 26.0
 CHARACTER = 7.0  # width of a 12-unit character in the widest of the page's fonts
 LONGEST_LABEL = 27
+EXACT_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,14 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [m * 10.0**e for e in exponents for m in (1, 2, 5) if low <= m * 10.0**e <= high]
 
 
-def number(value: float) -> str:
+def labels(ticks: Sequence[float]) -> list[str]:
+    """Write ticks with as many digits as tell them apart: 2e-4 beside 1.5e-4."""
+    exact = [number(tick, EXACT_DIGITS) for tick in ticks]
+    written = ([number(tick, digits) for tick in ticks] for digits in range(3, EXACT_DIGITS))
+    return next((texts for texts in written if texts == exact), exact)
+
+
+def number(value: float, digits: int = 3) -> str:
     """Write a number for an axis or a table: 1.2M, 340k, 0.0031, 3e-5."""
     size = abs(value)
     if not math.isfinite(value):
@@ -133,12 +141,15 @@ def number(value: float) -> str:
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             scale = 1e3 if suffix == "k" else limit
-            return f"{value / scale:.3g}{suffix}"
+            return f"{value / scale:.{digits}g}{suffix}"
     if size >= 1000:
         return f"{value:,.0f}"
     if size == 0:
         return "0"
-    return f"{value:.0e}".replace("e-0", "e-") if size < 1e-3 else f"{value:.3g}"
+    if size >= 1e-3:
+        return f"{value:.{digits}g}"
+    mantissa, _, exponent = f"{value:.{digits - 3}e}".partition("e-")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e-{int(exponent)}"
 
 
 def line_chart(
@@ -161,7 +172,7 @@ def line_chart(
         return None
     ys = [v for line in drawn for v in line.y] + [level.y for level in levels]
     y = _Axis(min(ys), max(ys), HEIGHT - BOTTOM, TOP, "y" in log)
-    left = 32.0 + CHARACTER * max(len(number(tick)) for tick in y.ticks)
+    left = 32.0 + CHARACTER * max(len(text) for text in labels(y.ticks))
     low, high = min(min(line.x) for line in drawn), max(max(line.x) for line in drawn)
     x = _Axis(low, high, left, WIDTH - RIGHT, "x" in log)
     parts = [_frame(x, y, x_label, y_label)]
@@ -203,15 +214,15 @@ def _clean(line: Line, log: str) -> Line:
 def _frame(x: _Axis, y: _Axis, x_label: str, y_label: str) -> str:
     left, right, bottom = x.start, x.end, y.start
     parts = []
-    for tick in y.ticks:
+    for tick, text in zip(y.ticks, labels(y.ticks), strict=True):
         parts.append(_rule("grid", left, y(tick), right, y(tick)))
-        parts.append(_write(number(tick), left - 6, y(tick) + 4, "end"))
-    for tick in x.ticks:
+        parts.append(_write(text, left - 6, y(tick) + 4, "end"))
+    for tick, text in zip(x.ticks, labels(x.ticks), strict=True):
         at = x(tick)
         if at > right + 0.5:
             continue
         parts.append(_rule("tick", at, bottom, at, bottom + 4))
-        parts.append(_write(number(tick), at, bottom + 17, "end" if at > right - 12 else "middle"))
+        parts.append(_write(text, at, bottom + 17, "end" if at > right - 12 else "middle"))
     parts.append(_rule("axis", left, bottom, right, bottom))
     parts.append(_write(x_label, (left + right) / 2, HEIGHT - 6))
     turned = f' transform="rotate(-90 12 {(TOP + bottom) / 2:.1f})"'
@@ -298,9 +309,9 @@ def span_chart(
 
 def _rows_frame(x: _Axis, bottom: float, height: float, x_label: str) -> str:
     parts = []
-    for tick in x.ticks:
+    for tick, text in zip(x.ticks, labels(x.ticks), strict=True):
         parts.append(_rule("grid", x(tick), TOP, x(tick), bottom))
-        parts.append(_write(number(tick), x(tick), bottom + 16))
+        parts.append(_write(text, x(tick), bottom + 16))
     parts.append(_write(x_label, (x.start + x.end) / 2, height - 6))
     return "".join(parts)
 

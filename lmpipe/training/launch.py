@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmpipe.artifacts.output import Output
-from lmpipe.errors import ConfigError, TrainingError
+from lmpipe.errors import ConfigError, InputError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names
 from lmpipe.runtime.processes import describe_exit, end_trees
@@ -316,8 +316,9 @@ def _raise_failure(
     _end(ranks)
     _drain(ranks, events, out, outcome)
     for _, error in sorted(outcome.errors.items()):
-        if error["error"] == ConfigError.__name__:
-            raise ConfigError(error["message"])
+        for kind in (ConfigError, InputError):  # no rank's fault: it fails the same way each time
+            if error["error"] == kind.__name__:
+                raise kind(error["message"])
     first = min(dead, key=lambda rank: (rank.process.returncode > 0, _is_echo(rank), rank.number))
     message = f"rank {first.number} ended with {describe_exit(first.process.returncode)}"
     if first.number in outcome.errors:

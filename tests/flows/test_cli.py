@@ -30,7 +30,7 @@ def command(*arguments: str) -> str:
 
 
 def test_ls_and_show_find_an_artifact_by_stage_or_start_of_its_id(store, documents):
-    assert documents.id in command("ls", "--store", store.root)
+    assert documents.id[:12] in command("ls", "--store", store.root)
     for name in ("count", documents.id[:8], f"count/{documents.id[:6]}"):
         shown = json.loads(command("show", name, "--store", store.root))
         assert shown["id"] == documents.id
@@ -79,7 +79,7 @@ def test_why_says_when_no_ledger_knows_a_document(store, documents):
 
 def test_a_damaged_manifest_is_named_and_the_other_artifacts_are_still_seen(store, documents):
     store.create("odd/0123/manifest.json", b"{")
-    assert documents.id in command("ls", "--store", store.root)
+    assert documents.id[:12] in command("ls", "--store", store.root)
     result = CliRunner().invoke(app, ["verify", "--store", store.root])
     assert result.exit_code == 1
     assert "odd/0123/manifest.json is not JSON" in result.output.replace("\n", "")
@@ -121,3 +121,62 @@ def test_contamination_needs_whole_files_with_something_in_them(tmp_path):
     assert not (tmp_path / "report.json").exists()
     missing = CliRunner().invoke(app, ["contamination", "none", "--benchmarks", str(items)])
     assert missing.exit_code == 2 and "does not exist" in missing.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "demo", "--to", "OUT"],
+        ["cost", "7B", "--to", "OUT"],
+        ["bench", "demo", "--json", "OUT"],
+        ["contamination", "FILE", "--benchmarks", "FILE", "--to", "OUT"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("{}")
+    for out, problem in (
+        (tmp_path / "nowhere" / "x.html", f"there is no folder {tmp_path}/nowhere; make it first"),
+        (tmp_path, "is a folder; name a file in it"),
+    ):
+        given = {"OUT": str(out), "FILE": str(tmp_path / "file")}
+        with pytest.raises(ConfigError, match=problem):
+            command(*(given.get(word, word) for word in arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", ".", "OUT"],
+        ["accounting", "--store", "STORE", "--to", "OUT"],
+        ["data", "common-crawl", "--snapshot", "CC", "--num-files", "1", "--to", "OUT"],
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("{}")
+    given = {"OUT": str(tmp_path / "file" / "deeper"), "STORE": str(tmp_path / "store")}
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file is a file; name a folder"):
+        command(*(given.get(word, word) for word in arguments))
+
+
+def test_ls_says_where_it_found_nothing_and_which_stages_there_are(
+    store, documents, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert f"no artifacts in file://{tmp_path}/typo\n" == command(
+        "ls", "--store", f"{tmp_path}/typo"
+    )
+    assert "of stage 'cuont'; it has count\n" in command("ls", "cuont", "--store", store.root)
+
+
+def test_the_list_of_artifacts_fits_eighty_columns(store, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    artifact = build(copy, CopyConfig(), {"documents": build(
+        count, CountConfig(), {}, store=store, runtime=Runtime())},
+        store=store, runtime=Runtime())  # fmt: skip
+    text = command("ls", "--store", store.root)
+    assert "…" not in text and artifact.id[:12] in text
+    assert max(len(line) for line in text.splitlines()) <= 80

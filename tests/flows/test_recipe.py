@@ -6,8 +6,8 @@ import pytest
 from flows.pipeline import pipeline
 from flows.recipe import PipelineConfig, check_recipe, load_recipe
 from flows.run import COMPOSITIONS, plan_run
-from lmpipe.artifacts.source import SourceSpec
 from lmpipe.errors import ConfigError
+from tasks.evaluation import report
 from tasks.plan import step_names
 from tasks.selection import Selection
 
@@ -30,17 +30,27 @@ def test_every_flow_runs_alone_from_its_recipe(flow: str, tmp_path: Path):
     assert names[0] == "source[crawl]" and len(names) == len(set(names))
 
 
+def test_the_scaling_sweep_ends_in_a_page_that_names_its_own_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recipe = load_recipe("scale_demo", [f"store.root={tmp_path}"])
+    shown: list[str] = []
+    monkeypatch.setattr(
+        "flows.scale.report",
+        lambda config, everything: shown.append(config.recipe) or report(config, everything),
+    )
+    steps = plan_run("scale", recipe, Selection())
+    assert [step.name for step in steps][-2:] == ["scale", "report"]
+    assert "scale" in steps[-1].reason.split(", ")
+    assert set(shown) == {"scale_demo --flow scale"}
+
+
 def test_a_recipe_may_begin_with_documents_in_place_of_a_crawl(tmp_path: Path):
     (tmp_path / "pages.jsonl").write_text('{"text": "one page"}')
     path = tmp_path / "mine.yaml"
     text = "extends: demo\nname: mine\nsources: {{crawl: {crawl}, documents: {documents}}}\n"
     path.write_text(text.format(crawl="null", documents="{paths: [pages.jsonl]}"))
     recipe = load_recipe(str(path), [f"store.root={tmp_path}/store"])
-    recipe = recipe.model_copy(update={"base": load_recipe("demo").base})
-    spec = SourceSpec(paths=(str(tmp_path / "pages.jsonl"),))
-    recipe = recipe.model_copy(
-        update={"sources": recipe.sources.model_copy(update={"documents": spec})}
-    )
     names = step_names(lambda: pipeline(recipe))
     assert names[0] == "source[documents]" and "import_documents" in names
     assert "extract" not in names
@@ -66,11 +76,8 @@ def mixed(tmp_path: Path, text: str = MIXTURE) -> PipelineConfig:
     for name in ("code", "maths"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "one page"}')
     path = tmp_path / "mixed.yaml"
-    path.write_text(
-        text.replace("[code", f"[{tmp_path}/code").replace("[maths", f"[{tmp_path}/maths")
-    )
-    recipe = load_recipe(str(path), [f"store.root={tmp_path}/store"])
-    return recipe.model_copy(update={"base": load_recipe("demo").base})
+    path.write_text(text)
+    return load_recipe(str(path), [f"store.root={tmp_path}/store"])
 
 
 def test_the_plan_of_a_mixture_brings_in_the_sets_that_have_weights(tmp_path: Path) -> None:
@@ -149,6 +156,77 @@ def test_a_recipe_extends_another_key_by_key(tmp_path: Path):
     mine, demo = load_recipe(str(path)), load_recipe("demo")
     assert mine.dedup.bands == 20 and mine.dedup.rows == demo.dedup.rows
     assert mine.sft == demo.sft and mine.name == "mine"
+
+
+def test_a_recipe_in_another_folder_keeps_the_sources_of_the_one_it_extends(tmp_path: Path):
+    """Each relative path is relative to the file that names it, wherever the command is run."""
+    (tmp_path / "a [1]").mkdir()
+    (tmp_path / "eval.jsonl").write_text("{}")
+    (tmp_path / "a [1]" / "parent.yaml").write_text(
+        "extends: demo\nname: p\nsources: {toxicity_examples: {paths: [t.jsonl]}}\n"
+    )
+    (tmp_path / "a [1]" / "t.jsonl").write_text("{}")
+    child = tmp_path / "child.yaml"
+    child.write_text(
+        "extends: a [1]/parent.yaml\nname: c\nsources: {benchmarks: {paths: [eval.jsonl]}}\n"
+    )
+
+    def sources(recipe: PipelineConfig) -> dict[str, str]:
+        steps = plan_run("pipeline", recipe, Selection())
+        return {s.name: s.artifact for s in steps if s.stage == "source"}
+
+    store = f"store.root={tmp_path}/store"
+    demo, mine = sources(load_recipe("demo", [store])), sources(load_recipe(str(child), [store]))
+    assert mine.pop("source[toxicity_examples]")
+    assert mine.pop("source[benchmarks]") != demo.pop("source[benchmarks]")
+    assert mine == demo
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: mine.yaml", "extend each other in a circle: .*mine.yaml extends .*mine.yaml"),
+        ("extends: [demo]", r"mine.yaml: extends: must be one name or path, got \['demo'\]"),
+        ("extends: dmeo", "mine.yaml: extends: no recipe 'dmeo'; did you mean 'demo'"),
+        ("extends: demo\ndedup: {bands: 3, bands: 4}", "the key 'bands' stands twice"),
+        ("name: \xff", "mine.yaml cannot be read as UTF-8"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_named_with_the_reason(
+    tmp_path: Path, text: str, message: str
+):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_recipe(str(path))
+
+
+def test_a_section_that_extends_an_anchor_keeps_its_own_values(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "extends: demo\nname: m\nsft: {task: &t {min_numbers: 2, max_numbers: 3}}\n"
+        "dpo: {task: {<<: *t, max_numbers: 5}}\n"
+    )
+    recipe = load_recipe(str(path))
+    assert recipe.dpo.task.max_numbers == 5 and recipe.dpo.task.min_numbers == 2
+
+
+def test_an_impossible_combination_is_said_once_and_without_its_section():
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("demo", ["pretrain.batch_tokens=1000"])
+    assert str(caught.value).endswith("try 768 or 1024")
+
+
+def test_the_report_names_the_recipe_and_changes_that_repeat_the_run(tmp_path: Path):
+    assert load_recipe("demo").report.recipe == "demo"
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: demo\nname: mine\n")
+    changes = [f"store.root={tmp_path}", "runtime.workers=3", "select.languages={en: 0.5}"]
+    recipe = load_recipe(str(path), changes)
+    assert recipe.report.recipe == "mine.yaml --set 'select.languages={en: 0.5}'"
+    assert load_recipe("demo", ["runtime.workers=3"]).report == load_recipe("demo").report
+    many = [f"dedup.bands={n}" for n in range(1, 40)]
+    assert load_recipe("demo", many).report.recipe == "demo"
 
 
 def test_a_recipe_survives_the_trip_through_json():

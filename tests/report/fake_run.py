@@ -279,7 +279,8 @@ def write_scale(out: Output[Any]) -> None:
          "constants": {"E": 2.5, "A": 30.0, "B": 60.0, "alpha": 0.3, "beta": 0.32},
          "intervals": {"E": [2.2, 2.7], "alpha": [0.2, 0.4]},
          "prediction": {"predicted": 4.0, "actual": 4.01, "interval": [3.9, 4.1],
-                        "error": -0.0025}},
+                        "error": -0.0025},
+         "next_run": {"parameters": 1.2e6, "tokens": 3e6, "flops": 2.2e13, "loss": 3.51}},
     )  # fmt: skip
 
 

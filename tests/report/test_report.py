@@ -13,10 +13,11 @@ import pytest
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, Report
-from lmpipe.report.blocks import Table
+from lmpipe.report.blocks import Code, Table
 from lmpipe.report.read import Run
 from lmpipe.report.report import ReportConfig, report
 from lmpipe.report.sections import vocabulary
+from lmpipe.report.sections.accounts import reproduce
 from lmpipe.report.wording import percent
 from lmpipe.runtime import Runtime
 from tests.report.fake_run import HOSTILE
@@ -103,6 +104,24 @@ def test_no_number_is_missing_or_not_a_number(outline: Outline) -> None:
     assert not re.search(r"\b(nan|NaN|None|inf|undefined)\b", text)
     for _, attrs in outline.tags:
         assert not any("nan" in (value or "").split() for value in attrs.values())
+
+
+def test_a_scaling_fit_sizes_the_next_run(outline: Outline) -> None:
+    text = " ".join(outline.text)
+    assert "1.2M parameters on 3M tokens, 2.2e+13 FLOPs, by the law" in text and "3.510" in text
+
+
+def test_the_code_to_check_out_is_that_of_the_last_artifact(artifacts: list[Artifact]) -> None:
+    def at(artifact: Artifact, commit: str) -> Artifact:
+        made = copy.copy(artifact)
+        provenance = made.manifest.provenance.model_copy(update={"git_commit": commit})
+        made.manifest = made.manifest.model_copy(update={"provenance": provenance})
+        return made
+
+    ordered = Run(artifacts).artifacts
+    run = Run([*(at(a, "f" * 40) for a in ordered[:-1]), at(ordered[-1], "a" * 40)])
+    (code,) = [block for block in reproduce(run, "demo").blocks if isinstance(block, Code)]
+    assert code.text.startswith(f"git checkout {'a' * 40}\nlmpipe run demo\n")
 
 
 def test_the_tokenizer_is_priced_by_size_and_compared_by_language(

@@ -18,6 +18,7 @@ from lmpipe.report.svg import (
     Line,
     Span,
     dot_chart,
+    labels,
     line_chart,
     log_ticks,
     nice_ticks,
@@ -130,6 +131,26 @@ def test_labels_are_escaped_and_cut() -> None:
 )  # fmt: skip
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (6e-5, 2e-4, ["5e-5", "1e-4", "1.5e-4", "2e-4"]),
+        (2.73, 2.85, ["2.725", "2.75", "2.775", "2.8", "2.825", "2.85"]),
+        (0, 9e4, ["0", "20k", "40k", "60k", "80k", "100k"]),
+        (101_000, 103_000, ["101k", "101.5k", "102k", "102.5k", "103k"]),
+    ],
+)
+def test_ticks_are_told_apart_by_their_labels(low: float, high: float, texts: list[str]) -> None:
+    assert labels(nice_ticks(low, high)) == texts
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-7, 1e6))
+def test_no_two_ticks_have_one_label(low: float, span: float) -> None:
+    ticks = nice_ticks(low, low + span)
+    if span > abs(low) * 1e-5:
+        assert len(set(labels(ticks))) == len(ticks)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lmpipe.errors import ConfigError, TrainingError
+from lmpipe.errors import ConfigError, InputError, TrainingError
 from lmpipe.training.rank import RankContext
 
 
@@ -43,6 +43,8 @@ def fail(job: dict[str, Any], context: RankContext) -> None:
             raise TrainingError("ten steps in a row were skipped")
         case "config":
             raise ConfigError("batch_tokens=7 must divide by 3; try 6")
+        case "input":
+            raise InputError("no pairs: no prompt has a right completion; change the task")
 
 
 def wait_with_child(job: dict[str, Any], context: RankContext) -> None:

@@ -15,7 +15,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint
-from lmpipe.errors import ConfigError, TrainingError
+from lmpipe.errors import ConfigError, InputError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training import launch
 from lmpipe.training.launch import parse_hostfile, resolve_num_ranks, run_ranks
@@ -97,6 +97,7 @@ def test_rank_0_s_events_and_result_reach_the_stage_and_all_output_bears_its_ran
         ("exit", TrainingError, ["rank 1", "exit code 3"]),
         ("training", TrainingError, ["rank 1", "exit code 1", "ten steps in a row", "Traceback"]),
         ("config", ConfigError, ["batch_tokens=7 must divide by 3; try 6"]),
+        ("input", InputError, ["no pairs: no prompt has a right completion; change the task"]),
     ],
 )
 def test_a_rank_that_dies_ends_the_others_and_is_named(

@@ -73,7 +73,8 @@ def reproduce(run: Run, recipe: str) -> Section:
     result = Section("reproduce", "Reproduce")
     commits = sorted({a.manifest.provenance.git_commit for a in run.artifacts} - {""})
     dirty = any(a.manifest.provenance.git_dirty for a in run.artifacts)
-    lines = [f"git checkout {commit}" for commit in commits[-1:]]
+    newest = run.artifacts[-1].manifest.provenance.git_commit if run.artifacts else ""
+    lines = [f"git checkout {newest}"] if newest else []
     lines += [
         f"lmpipe run {recipe}",
         f"lmpipe plan {recipe}          # what would run now, and why",

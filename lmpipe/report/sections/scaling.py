@@ -25,14 +25,17 @@ def _tiles(fit: dict[str, Any]) -> Tiles:
     prediction = fit["prediction"]
     low, high = prediction["interval"]
     inside = "inside" if low <= prediction["actual"] <= high else "outside"
-    return Tiles(
-        [
-            Tile("Law", fit["law"], fit["formula"]),
-            Tile("Predicted loss", f"{prediction['predicted']:.3f}", f"{low:.3f} to {high:.3f}"),
-            Tile("Measured loss", f"{prediction['actual']:.3f}", f"{inside} the interval"),
-            Tile("Error", f"{prediction['error']:+.1%}", "of the measured loss"),
-        ]
-    )
+    tiles = [
+        Tile("Law", fit["law"], fit["formula"]),
+        Tile("Predicted loss", f"{prediction['predicted']:.3f}", f"{low:.3f} to {high:.3f}"),
+        Tile("Measured loss", f"{prediction['actual']:.3f}", f"{inside} the interval"),
+        Tile("Error", f"{prediction['error']:+.1%}", "of the measured loss"),
+    ]
+    if following := fit.get("next_run"):
+        size, tokens = count(following["parameters"]), count(following["tokens"])
+        note = f"{size} parameters on {tokens} tokens, {following['flops']:.1e} FLOPs, by the law"
+        tiles.append(Tile("Next run", f"{following['loss']:.3f}", note))
+    return Tiles(tiles)
 
 
 def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
@@ -52,6 +55,9 @@ def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
                 dots=True,
             )
         )
+    fitted = [p for p in points if not p["held_out"]]
+    law = [p["fitted"] for p in fitted]
+    lines.append(Line("law", [p["flops"] for p in fitted], law, 0, dots=True, joined=False))
     held = [p for p in points if p["held_out"]]
     x = [p["flops"] for p in held]
     lines.append(Line("held out, measured", x, [p["loss"] for p in held], 5, dots=True))
