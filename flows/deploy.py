@@ -112,7 +112,7 @@ def read_file(values: dict[str, str]) -> Json:
             raise ConfigError(f"{FILE.name} needs {name} in the environment")
         return values.get(name) or os.environ[name]
 
-    filled: Json = fill(yaml.safe_load(FILE.read_text()))
+    filled: Json = fill(yaml.safe_load(FILE.read_text(encoding="utf-8")))
     return filled
 
 

@@ -232,7 +232,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         known = sorted(p.stem for p in RECIPES.glob("*.yaml"))
         raise ConfigError(f"no recipe and no YAML file {name!r}; {did_you_mean(name, known)}")
-    raw = _parse(path.read_text(), str(path))
+    raw = _parse(path.read_text(encoding="utf-8"), str(path))
     raw.setdefault("base", str(path.parent.absolute()))
     return _extended(raw)
 

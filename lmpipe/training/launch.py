@@ -122,7 +122,7 @@ def num_gpus() -> int:
 def resolve_num_ranks(runtime: Runtime, device: str) -> int:
     """Return the ranks to start on this host: those asked for, else one per GPU, or cpu_ranks."""
     if runtime.hostfile:
-        hosts = parse_hostfile(Path(runtime.hostfile).read_text())
+        hosts = parse_hostfile(Path(runtime.hostfile).read_text(encoding="utf-8"))
         others = [host for host, _ in hosts if host not in ("localhost", socket.gethostname())]
         if others:
             raise ConfigError(
