@@ -28,7 +28,7 @@ from typing import IO, Any
 from lmpipe.artifacts.output import Output
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.runtime import Runtime
-from lmpipe.runtime.devices import gpu_names
+from lmpipe.runtime.devices import gpu_names, num_gpus, resolve_device
 from lmpipe.runtime.processes import describe_exit, end_trees
 
 GRACE_SECONDS = 5.0
@@ -102,21 +102,6 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
             raise TrainingError("the job was ended by SIGTERM") from None
         finally:
             _end(ranks)
-
-
-def resolve_device(runtime: Runtime) -> str:
-    """Return "cuda" or "cpu"; looks at device files, since importing torch here costs seconds."""
-    if runtime.device != "auto":
-        return runtime.device
-    return "cuda" if num_gpus() > 0 else "cpu"
-
-
-def num_gpus() -> int:
-    """Count the GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def resolve_num_ranks(runtime: Runtime, device: str) -> int:
