@@ -1,5 +1,6 @@
 """Running a flow's composition inside a Prefect flow run, and writing down what became of it."""
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
 from lmpipe.artifacts.uses import RunUses
+from lmpipe.errors import StoreError
 from tasks.bridge import Listener, PrefectConductor
 from tasks.conductor import conducted_by
 from tasks.plan import Step, check_runnable, plan
@@ -90,22 +92,29 @@ def execute(
     )
     uses = RunUses(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
     conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
-    with uses:
+
+    def write_record() -> None:
+        record = {
+            "recipe": recipe.model_dump(mode="json"),
+            "flow": flow,
+            "flow_run": flow_run,
+            "selection": selection.model_dump(mode="json"),
+            "started": started,
+            "finished": now(),
+            "steps": [vars(step) for step in conductor.steps],
+        }
+        path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
+        settings.store.create(path, json.dumps(record, indent=1).encode())
+
+    with uses:  # until the record is written, from which gc knows what the run used
         try:
             with ends_with_worker(), conducted_by(conductor):
                 compose()
-        finally:  # before gc may forget what the run used
-            record = {
-                "recipe": recipe.model_dump(mode="json"),
-                "flow": flow,
-                "flow_run": flow_run,
-                "selection": selection.model_dump(mode="json"),
-                "started": started,
-                "finished": now(),
-                "steps": [vars(step) for step in conductor.steps],
-            }
-            path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
-            settings.store.create(path, json.dumps(record, indent=1).encode())
+        except BaseException:
+            with contextlib.suppress(StoreError, OSError):  # what ended the run is what counts
+                write_record()
+            raise
+        write_record()
     return conductor.steps
 
 
