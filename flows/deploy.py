@@ -19,6 +19,7 @@ from flows.prefect_api import Json, PrefectApi
 from flows.recipe import INSTALLATION, PipelineConfig, load_recipe
 from flows.remote import GPU_LIMIT, deployed_parameters, require_server
 from lmpipe.errors import ConfigError
+from lmpipe.runtime.devices import num_gpus
 from tasks.selection import Selection
 
 FILE = INSTALLATION / "deployments" / "prefect.yaml"
@@ -86,7 +87,7 @@ def deploy(site: Site) -> Deployed:
             kind = settings["type"]
             api.pool(name, kind, POOL_TEXTS[kind], _job_template(kind))
             api.queues(name, settings["queues"])
-        api.limit(GPU_LIMIT, site.gpus, slots_at_first=max(1, len(gpu_devices())))
+        api.limit(GPU_LIMIT, site.gpus, slots_at_first=max(1, num_gpus()))
         for entry in file["deployments"]:
             flow = entry["entrypoint"].rpartition(":")[2]
             api.deployment(flow, deployment(entry, pools, site), _schedules(entry))
@@ -112,7 +113,7 @@ def read_file(values: dict[str, str]) -> Json:
             raise ConfigError(f"{FILE.name} needs {name} in the environment")
         return values.get(name) or os.environ[name]
 
-    filled: Json = fill(yaml.safe_load(FILE.read_text()))
+    filled: Json = fill(yaml.safe_load(FILE.read_text(encoding="utf-8")))
     return filled
 
 
@@ -168,11 +169,6 @@ def form(entrypoint: str) -> Json:
     flow = getattr(deployed, entrypoint.rpartition(":")[2])
     schema: Json = flow.parameters.model_dump(mode="json")
     return schema
-
-
-def gpu_devices() -> list[Path]:
-    """Return the NVIDIA devices of this machine; torch, which knows more, takes seconds."""
-    return sorted(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _schedules(entry: Json) -> list[Json]:

@@ -125,7 +125,7 @@ def accounting(
     to.mkdir(parents=True, exist_ok=True)
     (to / "accounting.parquet").write_bytes(to_parquet(rows))
     where = f"recipe {recipe} in {opened.root}" if recipe else opened.root
-    (to / "accounting.html").write_text(write_html(make_page(rows, where)))
+    (to / "accounting.html").write_text(write_html(make_page(rows, where)), encoding="utf-8")
     print(f"{len(rows)} attempts: {to / 'accounting.html'}, {to / 'accounting.parquet'}")
 
 

@@ -1,9 +1,9 @@
 """Running a flow's composition inside a Prefect flow run, and writing down what became of it."""
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -93,7 +93,7 @@ def execute(
     uses = RunUses(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
     conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
 
-    def write_down() -> None:  # before gc may forget what the run used
+    def write_record() -> None:
         record = {
             "recipe": recipe.model_dump(mode="json"),
             "flow": flow,
@@ -106,15 +106,15 @@ def execute(
         path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
         settings.store.create(path, json.dumps(record, indent=1).encode())
 
-    with uses:
+    with uses:  # until the record is written, from which gc knows what the run used
         try:
             with ends_with_worker(), conducted_by(conductor):
                 compose()
         except BaseException:
-            with suppress(StoreError):  # a store that is full or away has said so already
-                write_down()
+            with contextlib.suppress(StoreError, OSError):  # what ended the run is what counts
+                write_record()
             raise
-        write_down()
+        write_record()
     return conductor.steps
 
 

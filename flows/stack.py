@@ -17,6 +17,7 @@ from rich.console import Console
 
 from flows.worker import WORKER_SETTINGS
 from lmpipe.errors import ConfigError, LmpipeError
+from lmpipe.runtime.devices import num_gpus
 from lmpipe.runtime.processes import describe_exit, end_trees
 
 SERVER_START_SECONDS = 180.0  # a fresh home migrates its database for 55 s
@@ -80,8 +81,6 @@ def up(console: Console, port: int, store: str) -> None:
     the CPU worker. The database is Prefect's SQLite. docker/compose.yaml is the shared stack, on
     PostgreSQL, Redis and S3.
     """
-    from flows.deploy import gpu_devices
-
     _require_free(port)
     secret = auth_string_file()
     url = f"http://127.0.0.1:{port}"
@@ -89,7 +88,7 @@ def up(console: Console, port: int, store: str) -> None:
     environment |= {"PREFECT_UI_URL": url, "PREFECT_CLI_PROMPT": "false"}
     environment["PREFECT_API_AUTH_STRING"] = secret.read_text()
     server_environment = {"PREFECT_SERVER_API_AUTH_STRING": secret.read_text()}
-    gpu_pool = "gpu-process" if gpu_devices() else "cpu"
+    gpu_pool = "gpu-process" if num_gpus() else "cpu"
     signal.signal(signal.SIGTERM, _exit)
     # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

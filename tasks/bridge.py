@@ -239,7 +239,8 @@ def num_slots(policy: Policy, runtime: Runtime) -> int:
     Where there is no GPU a stage takes one slot, or one for each rank that was asked for: the limit
     then keeps training runs from sharing the cores.
     """
-    from lmpipe.training.launch import resolve_device, resolve_num_ranks
+    from lmpipe.runtime.devices import resolve_device
+    from lmpipe.training.launch import resolve_num_ranks
 
     if not policy.has_ranks:
         return 1

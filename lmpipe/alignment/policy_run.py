@@ -224,7 +224,8 @@ class PolicyRun(Generic[C]):
             "meta.json": meta,
             "samples.json": kept,
         }.items():
-            (result / name).write_text(json.dumps(value, indent=1, ensure_ascii=False))
+            text = json.dumps(value, indent=1, ensure_ascii=False)
+            (result / name).write_text(text, encoding="utf-8")
         names = list(dict.fromkeys(name for row in self.curves for name in row))
         columns = {name: [row.get(name) for row in self.curves] for name in names}
         pq.write_table(pa.table(columns), result / "curves.parquet", compression="zstd")

@@ -1,4 +1,8 @@
-"""Supervised fine-tuning, inside a rank."""
+"""Supervised fine-tuning, inside a rank: pack once, then cross-entropy on what the assistant says.
+
+Every rank packs all conversations itself, in place of one that packs and sends: rows are a function
+of the config and the conversations alone.
+"""
 
 from __future__ import annotations
 

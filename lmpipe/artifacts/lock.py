@@ -214,7 +214,7 @@ class Watch:
 def _namespace() -> str:
     """Name this boot and pid namespace: two processes that share it can see one another's pids."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""  # not Linux: nobody is seen, and the lease decides

@@ -57,6 +57,7 @@ class HashingFile(io.RawIOBase):
         return self._count
 
     def close(self) -> None:
+        """Close the file below and report size and hash; a second call does nothing."""
         if self.closed:
             return
         super().close()

@@ -65,7 +65,7 @@ def run(options: dict[str, Any]) -> list[Row]:
             row("bpe_scale", "lmpipe", case, "distinct_pieces", found["pieces"], "pieces"),
         ]
     if settings.plot:
-        Path(settings.plot).write_text(draw(points))
+        Path(settings.plot).write_text(draw(points), encoding="utf-8")
     return rows
 
 
@@ -126,7 +126,7 @@ def _train(paths: list[str], vocab_size: int, threads: int) -> dict[str, float]:
 
 def _peak_bytes() -> int:
     """Return the peak of this program alone: ru_maxrss begins with that of the parent."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 

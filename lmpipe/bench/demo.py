@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
 
@@ -23,10 +24,19 @@ STARTED = re.compile(r"^(\S+): started$")
 ENDED = re.compile(r"^(RUN|HIT)\s+([\d.]+ s)?\s+(\S+) (?:built|found)")
 
 
+class Options(BaseModel):
+    """Where to run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    store: str = Field("", description="Root of an empty store; empty: a temporary folder.")
+
+
 def run(options: dict[str, Any]) -> list[Row]:
-    """Run the demo twice in a temporary store (or `options["store"]`) and return its rows."""
+    """Run the demo twice and return its rows."""
+    settings = Options.model_validate(options)
     with tempfile.TemporaryDirectory() as folder:
-        store = options.get("store", folder)
+        store = settings.store or folder
         first = _Watched(store)
         second = _Watched(store)
     rows = [

@@ -75,7 +75,10 @@ def read_labelled(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
     path = folder / "ground-truth.json"
     if not path.is_file():
         raise InputError(f"{path} does not exist; folder= must name a labelled set of pages")
-    truth = {key: str(entry["articleBody"]) for key, entry in json.loads(path.read_text()).items()}
+    truth = {
+        key: str(entry["articleBody"])
+        for key, entry in json.loads(path.read_text(encoding="utf-8")).items()
+    }
     pages = {
         key: gzip.decompress((folder / "html" / f"{key}.html.gz").read_bytes()) for key in truth
     }

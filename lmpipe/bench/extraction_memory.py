@@ -72,5 +72,5 @@ def _pages(settings: Options) -> Iterator[Any]:
 
 
 def _resident_megabytes(pid: str) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     return pages * resource.getpagesize() / 1e6

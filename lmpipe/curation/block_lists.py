@@ -30,7 +30,9 @@ class BlockLists:
             self._read(name.rsplit("/", 1)[-1], path)
 
     def _read(self, name: str, path: Path) -> None:
-        lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+        lines = (
+            line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()
+        )
         entries = [line for line in lines if line]
         if name.startswith("hosts"):
             self._hosts.update(_plain_host(entry) for entry in entries)

@@ -106,7 +106,7 @@ def main() -> None:
     if arguments.vocabulary:
         ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))
         chosen = [word for word, count in ranked[:10_000] if count >= 5]
-        arguments.vocabulary.write_text("\n".join(chosen) + "\n")
+        arguments.vocabulary.write_text("\n".join(chosen) + "\n", encoding="utf-8")
 
 
 def _texts(path: str) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _texts(path: str) -> Iterator[str]:
         for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
             yield from batch.column("text").to_pylist()
     else:
-        yield Path(path).read_text()
+        yield Path(path).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

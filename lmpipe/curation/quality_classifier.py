@@ -81,7 +81,8 @@ def quality_classifier(
         )
     with out.scratch(runtime) as folder:
         lines = folder / "train.txt"
-        lines.write_text("".join(f"__label__{label} {text}\n" for label, text in train))
+        labelled = "".join(f"__label__{label} {text}\n" for label, text in train)
+        lines.write_text(labelled, encoding="utf-8")
         model = fasttext.train_supervised(
             str(lines),
             dim=config.dimensions,

@@ -85,6 +85,7 @@ class DocumentWriter:
         self._append(pa.Table.from_arrays(columns, schema=self.schema))
 
     def close(self) -> None:
+        """Write the last row group and Parquet's footer; the file stays open."""
         self._take_rows()
         if self._tables:
             self._write_row_group(pa.concat_tables(self._tables))

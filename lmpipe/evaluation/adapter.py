@@ -48,6 +48,7 @@ class Row:
 
     @property
     def width(self) -> int:
+        """Tokens that go into the model: all but the last."""
         return len(self.tokens) - 1
 
 
@@ -95,6 +96,7 @@ class DecoderLM(LM):  # type: ignore[misc]
     # --- text to tokens
 
     def encode(self, text: str) -> list[int]:
+        """Encode plain text, nothing added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_context(self, text: str) -> list[int]:

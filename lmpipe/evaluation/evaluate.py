@@ -22,7 +22,7 @@ from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
 from lmpipe.errors import did_you_mean
 from lmpipe.runtime import Runtime
-from lmpipe.runtime.devices import gpu_names
+from lmpipe.runtime.devices import gpu_names, resolve_device
 
 if TYPE_CHECKING:
     from lmpipe.evaluation.adapter import DecoderLM
@@ -115,18 +115,18 @@ def _load(out: Output[Scores], checkpoint: Checkpoint, runtime: Runtime) -> Deco
     from lmpipe.evaluation.adapter import DecoderLM, load_tokenizer
     from lmpipe.model.huggingface import load_model
 
-    cuda = runtime.device == "cuda" or (runtime.device == "auto" and torch.cuda.is_available())
-    if cuda:
+    device = resolve_device(runtime)
+    if device == "cuda":
         out.use_devices(gpu_names()[:1] or ["cuda:0"])
     folder = checkpoint.local_dir("model")
     model = load_model(
         folder,
-        device="cuda" if cuda else "cpu",
-        dtype=torch.bfloat16 if cuda else torch.float32,
+        device=device,
+        dtype=torch.bfloat16 if device == "cuda" else torch.float32,
         attention=runtime.attention,
     )
     length = model.config.max_seq_len
-    rows = runtime.micro_batch_size or AUTOMATIC_TOKENS["cuda" if cuda else "cpu"] // length
+    rows = runtime.micro_batch_size or AUTOMATIC_TOKENS[device] // length
     return DecoderLM(
         model,
         load_tokenizer(folder),

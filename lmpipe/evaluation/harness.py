@@ -99,6 +99,7 @@ def _scores(aggregated: JsonObject, samples: Sequence[JsonObject]) -> dict[str, 
 
 
 def bits_and_bytes(sample: JsonObject) -> tuple[float, float]:
+    """Return the bits that a model needs for a text, and the text's UTF-8 bytes."""
     log_likelihood, num_bytes = sample["bits_per_byte"]
     return -float(log_likelihood) / math.log(2), float(num_bytes)
 
@@ -117,6 +118,11 @@ def ratio_stderr(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def mean_stderr(values: Sequence[float]) -> JsonObject:
+    """Return {value, stderr, n}: the mean, its standard error (n-1; None for one value), how many.
+
+    Args:
+        values: at least one; of independent items.
+    """
     count = len(values)
     mean = sum(values) / count
     variance = sum((v - mean) ** 2 for v in values) / (count - 1) if count > 1 else None

@@ -24,6 +24,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
+    """Figures side by side."""
+
     tiles: Sequence[Tile]
 
 
@@ -38,11 +40,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
+    """Claims with what speaks for each."""
+
     checks: Sequence[Check]
 
 
 @dataclass(frozen=True)
 class Text:
+    """A paragraph."""
+
     text: str
 
 
@@ -67,6 +73,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Charts:
+    """Drawings side by side."""
+
     charts: Sequence[Chart]
 
 
@@ -83,6 +91,8 @@ class FunnelStep:
 
 @dataclass(frozen=True)
 class Funnel:
+    """What is left after each stage, one below the other."""
+
     steps: Sequence[FunnelStep]
 
 
@@ -107,6 +117,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class Code:
+    """Commands or other text to copy."""
+
     text: str
 
 
@@ -123,11 +135,14 @@ class Section:
     blocks: list[Block] = field(default_factory=list)
 
     def add(self, *blocks: Block | None) -> None:
+        """Append blocks; None, for what a run does not have, is left out."""
         self.blocks += [block for block in blocks if block is not None]
 
 
 @dataclass(frozen=True)
 class Page:
+    """A whole document, to be written as HTML or Markdown."""
+
     title: str
     subtitle: str
     sections: Sequence[Section]

@@ -44,6 +44,7 @@ def inline(text: str) -> str:
 
 
 def fenced(text: str) -> str:
+    """Quote a text as a code block whose fence is longer than any run of backticks inside."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"

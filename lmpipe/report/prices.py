@@ -62,7 +62,7 @@ def load_prices(path: Path = SHIPPED) -> Prices:
     if not path.is_file():
         raise ConfigError(f"no table of prices at {path}; copy {SHIPPED} and fill it in")
     try:
-        prices = Prices.model_validate(yaml.safe_load(path.read_text()) or {})
+        prices = Prices.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except (yaml.YAMLError, ValidationError) as error:
         raise ConfigError(f"{path} is no table of prices: {error}") from error
     for kind, price in prices.devices.items():

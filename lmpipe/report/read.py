@@ -29,6 +29,7 @@ class Run:
         self._by_id = {(a.stage, a.id): a for a in self.artifacts}
 
     def of(self, stage: str) -> list[Artifact]:
+        """The artifacts of a stage."""
         return [a for a in self.artifacts if a.stage == stage]
 
     def one(self, stage: str) -> Artifact | None:
@@ -42,13 +43,16 @@ class Run:
 
     @cached_property
     def documents(self) -> list[DocumentStep]:
+        """The steps of curation in the order of the data flow."""
         return [DocumentStep(a) for a in self.artifacts if isinstance(a, Documents)]
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
+        """The base model and the aligned ones, in the order of training."""
         return [a for a in self.artifacts if isinstance(a, Checkpoint)]
 
     def step_of(self, artifact: Artifact) -> DocumentStep | None:
+        """The step that made an artifact, or None if it holds no documents."""
         return next((step for step in self.documents if step.artifact is artifact), None)
 
 
@@ -96,6 +100,7 @@ class DocumentStep:
 
     @cached_property
     def kept(self) -> int:
+        """Documents that stayed."""
         return num_rows(self.artifact, "kept/")
 
     @cached_property
@@ -108,10 +113,12 @@ class DocumentStep:
 
     @cached_property
     def removed(self) -> int:
+        """Documents in the ledger."""
         return sum(count for _, count in self.reasons)
 
     @property
     def entered(self) -> int:
+        """Documents kept and removed together."""
         return self.kept + self.removed
 
     def removed_samples(self, per_reason: int) -> dict[str, list[Row]]:
@@ -138,6 +145,7 @@ class DocumentStep:
         return rows[::stride][:count]
 
     def column_counts(self, column: str) -> Counter[str]:
+        """Kept documents by the value of a column; those without one are left out."""
         rows = read_rows(self.artifact, "kept/", [column])
         return Counter(str(row[column]) for row in rows if row.get(column) is not None)
 
@@ -193,10 +201,12 @@ class Curves:
         return [a for a, _ in pairs], [b for _, b in pairs]
 
     def last(self, name: str) -> float | None:
+        """The last finite value of a column, or None."""
         values = self.points(name, "step")[1]
         return values[-1] if values else None
 
     def first(self, name: str) -> float | None:
+        """The first finite value of a column, or None."""
         values = self.points(name, "step")[1]
         return values[0] if values else None
 

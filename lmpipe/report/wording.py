@@ -28,6 +28,7 @@ def label(name: str) -> str:
 
 
 def sentence(text: str) -> str:
+    """Begin a text with a capital letter, and leave the rest."""
     return text[:1].upper() + text[1:]
 
 
@@ -39,6 +40,7 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Write a time in seconds below 90 s, minutes below 90 min, else hours."""
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 5400:
@@ -61,6 +63,7 @@ def period(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
+    """Write bytes with three digits and a decimal unit, B to TB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
@@ -76,6 +79,7 @@ def with_error(value: float, stderr: float | None) -> str:
 
 
 def percent(share: float) -> str:
+    """Write a share in percent; near but below 1, with a digit more, so that it is no 100%."""
     return f"{share:.1%}" if share < 0.995 or share > 1 else f"{share:.2%}"
 
 

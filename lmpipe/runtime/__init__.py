@@ -24,7 +24,7 @@ class Runtime(BaseModel):
     slurm_time: str = Field("24:00:00", description="Time limit of such a job.")
     slurm_memory_gb: int = Field(4, ge=1, le=4096, description="Memory of such a job.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where tensors live; auto takes CUDA if torch sees a device."
+        "auto", description="Where tensors live; auto takes CUDA where the machine has a GPU."
     )
     ranks: int = Field(
         0, ge=0, le=4096, description="Training processes; 0: one per GPU, else cpu_ranks."

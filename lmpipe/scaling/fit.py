@@ -42,14 +42,16 @@ FLOPS_PER_PARAMETER_TOKEN = 6.0
 class Law(Protocol):
     """What predicts a loss from a size and a token budget."""
 
-    def predict(self, parameters: Floats, tokens: Floats) -> Floats: ...
+    def predict(self, parameters: Floats, tokens: Floats) -> Floats:
+        """Return the loss in nats per token of each run, given arrays of one length."""
 
-    def constants(self) -> dict[str, float]: ...
+    def constants(self) -> dict[str, float]:
+        """Return what was fitted, by name."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Finished training runs: one entry of each array per run."""
+    """Finished training runs: one entry of each array per run; losses in nats per token."""
 
     parameters: Floats
     tokens: Floats
@@ -65,6 +67,7 @@ class Runs:
         return len(self.loss)
 
     def take(self, index: NDArray[np.intp]) -> Runs:
+        """Return the runs at some places, repeated ones as often as they are named."""
         return Runs(self.parameters[index], self.tokens[index], self.loss[index])
 
 
@@ -80,9 +83,11 @@ class LossLaw:
     objective: float = 0.0  # sum of Huber losses at the fit
 
     def predict(self, parameters: Floats, tokens: Floats) -> Floats:
+        """Return the loss in nats per token of each run."""
         return np.asarray(self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta)
 
     def constants(self) -> dict[str, float]:
+        """Return what was fitted, by name."""
         return asdict(self)
 
     def optimal_split(self, flops: float) -> tuple[float, float]:
@@ -105,10 +110,12 @@ class ComputeLaw:
     objective: float = 0.0
 
     def predict(self, parameters: Floats, tokens: Floats) -> Floats:
+        """Return the loss in nats per token of each run."""
         flops = FLOPS_PER_PARAMETER_TOKEN * parameters * tokens
         return np.asarray(self.coefficient * flops**-self.exponent)
 
     def constants(self) -> dict[str, float]:
+        """Return what was fitted, by name."""
         return asdict(self)
 
 

@@ -69,6 +69,7 @@ class Sweep:
             context.log(f"{len(self.points)} points were finished by an earlier attempt")
 
     def run(self) -> list[Point]:
+        """Train what an earlier attempt left over; return all points in the order of the job."""
         done = len(self.points)
         for series in self.series:
             budgets = series["budgets"]

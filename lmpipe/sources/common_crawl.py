@@ -159,7 +159,7 @@ def _receive(url: str, part: Path, stamp: Path, patience: Patience, progress: Pr
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "lmpipe"}
     if start and stamp.exists():
-        headers |= {"Range": f"bytes={start}-", "If-Range": stamp.read_text()}
+        headers |= {"Range": f"bytes={start}-", "If-Range": stamp.read_text(encoding="utf-8")}
     request = urllib.request.Request(url, headers=headers)
     try:
         answer = urllib.request.urlopen(request, timeout=patience.timeout_seconds)
@@ -188,7 +188,7 @@ def _receive(url: str, part: Path, stamp: Path, patience: Patience, progress: Pr
 def _note_etag(answer: http.client.HTTPResponse, stamp: Path) -> None:
     etag = answer.headers.get("ETag")
     if etag and not etag.startswith("W/"):  # a weak one does not promise equal bytes
-        stamp.write_text(etag)
+        stamp.write_text(etag, encoding="utf-8")
     else:
         stamp.unlink(missing_ok=True)
 

@@ -54,7 +54,7 @@ def character_kinds() -> NDArray[np.uint8]:
     From a file and not from the module `regex`, whose tables are newer than tiktoken's: the same
     text would be cut otherwise by the two, and otherwise again after an upgrade.
     """
-    lines = (Path(__file__).parent / "characters.txt").read_text().splitlines()
+    lines = (Path(__file__).parent / "characters.txt").read_text(encoding="utf-8").splitlines()
     runs = np.array([line.split() for line in lines if line[0] != "#"])
     starts, bits = (np.array([int(field, 16) for field in column]) for column in runs.T)
     kinds = np.repeat(bits.astype(np.uint8), np.diff(starts, append=0x110000))

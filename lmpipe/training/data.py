@@ -22,13 +22,14 @@ class Sequences(Protocol):
     """Numbered sequences of T+1 tokens; lmpipe.tokenization.reading.TokenReader is one."""
 
     @property
-    def num_sequences(self) -> int: ...
+    def num_sequences(self) -> int:
+        """How many there are; their numbers begin at 0."""
 
-    def sequence(self, number: int) -> NDArray[np.int64]: ...
+    def sequences(self, numbers: Sequence[int]) -> list[NDArray[np.int64]]:
+        """Return the T+1 tokens of each of several sequences."""
 
-    def sequences(self, numbers: Sequence[int]) -> list[NDArray[np.int64]]: ...
-
-    def document_numbers(self, number: int) -> NDArray[np.int64]: ...
+    def document_numbers(self, number: int) -> NDArray[np.int64]:
+        """Return the document number of each of the T+1 tokens."""
 
     def is_target(self, number: int) -> NDArray[np.bool_]:
         """Return which of the T+1 tokens are learnt; the first is not."""
@@ -37,7 +38,8 @@ class Sequences(Protocol):
 class Order(Protocol):
     """Which sequence a run reads n-th; SequenceOrder and MixtureOrder are such."""
 
-    def numbers(self, first: int, count: int) -> NDArray[np.int64]: ...
+    def numbers(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return the sequences at positions first … first+count-1 of the run."""
 
 
 @dataclass(frozen=True)

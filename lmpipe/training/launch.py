@@ -28,7 +28,7 @@ from typing import IO, Any
 from lmpipe.artifacts.output import Output
 from lmpipe.errors import ConfigError, InputError, TrainingError
 from lmpipe.runtime import Runtime
-from lmpipe.runtime.devices import gpu_names
+from lmpipe.runtime.devices import gpu_names, num_gpus, resolve_device
 from lmpipe.runtime.processes import describe_exit, end_trees
 
 GRACE_SECONDS = 5.0
@@ -104,25 +104,10 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
             _end(ranks)
 
 
-def resolve_device(runtime: Runtime) -> str:
-    """Return "cuda" or "cpu"; looks at device files, since importing torch here costs seconds."""
-    if runtime.device != "auto":
-        return runtime.device
-    return "cuda" if num_gpus() > 0 else "cpu"
-
-
-def num_gpus() -> int:
-    """Count the GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
 def resolve_num_ranks(runtime: Runtime, device: str) -> int:
     """Return the ranks to start on this host: those asked for, else one per GPU, or cpu_ranks."""
     if runtime.hostfile:
-        hosts = parse_hostfile(Path(runtime.hostfile).read_text())
+        hosts = parse_hostfile(Path(runtime.hostfile).read_text(encoding="utf-8"))
         others = [host for host, _ in hosts if host not in ("localhost", socket.gethostname())]
         if others:
             raise ConfigError(

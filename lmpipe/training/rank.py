@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     """Run the entry that the job file names."""
     job_path, event_descriptor, parent_pid = argv
     die_with_parent(int(parent_pid))
-    request = json.loads(Path(job_path).read_text())
+    request = json.loads(Path(job_path).read_text(encoding="utf-8"))
     pipe = PipeSink(int(event_descriptor))
     context = RankContext(
         rank=int(os.environ["RANK"]),

@@ -1,6 +1,9 @@
 """Lists of hosts, addresses and words, alone and through signals and select."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,20 @@ def test_signals_looks_up_and_select_removes(bench: Workbench) -> None:
     assert {reason for found in reasons for reason in found} == {
         "blocked", "max_adult_words", "max_toxicity",
     }  # fmt: skip
+
+
+def test_a_list_reads_alike_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "words.de.txt").write_text("Stra\u00dfe\n", encoding="utf-8")
+    code = (
+        "import sys, pathlib; from lmpipe.curation.block_lists import BlockLists\n"
+        "lists = BlockLists({'words.de.txt': pathlib.Path(sys.argv[1])})\n"
+        "print(lists.count_words('Die Stra\\u00dfe', 'de'))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "words.de.txt")],
+        env=os.environ | ascii_only,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"1\n"

@@ -1,10 +1,12 @@
 """Options of benchmarks are checked before anything runs."""
 
+import pkgutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import lmpipe.bench
 from flows.benchmarks import run_benchmark
 from lmpipe.errors import ConfigError
 
@@ -21,3 +23,10 @@ def test_a_wrong_or_missing_option_is_named_beside_the_known_ones(tmp_path: Path
 def test_an_unknown_benchmark_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'mup'"):
         run_benchmark(Console(), "mupp", None, [])
+
+
+def test_every_benchmark_refuses_an_option_that_it_does_not_have() -> None:
+    modules = (module.name for module in pkgutil.iter_modules(lmpipe.bench.__path__))
+    for name in (module for module in modules if not module.startswith("_")):
+        with pytest.raises(ConfigError, match="mistyped: Extra inputs are not permitted"):
+            run_benchmark(Console(), name, None, ["mistyped=1"])

@@ -225,10 +225,12 @@ def test_a_packed_mixture_trains_and_the_manifest_says_what_each_set_gave(tmp_pa
     assert state["position"]["data"]["next_numbers"] == []
 
 
-def test_a_mixture_that_does_not_fit_its_sets_is_refused_before_a_rank_starts(tmp_path: Path):
+def test_a_mixture_that_does_not_fit_its_sets_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("lmpipe.training.pretrain.run_ranks", lambda *_: pytest.fail("started"))
     store = Store(str(tmp_path))
     inputs = mixed_inputs(store)
-    started = time.monotonic()
     few = MIXED.mixture.model_copy(update={"max_epochs": {"code": 0.2}})
     with pytest.raises(ConfigError, match="'code' would be read"):
         config = MIXED.model_copy(update={"mixture": few})
@@ -241,7 +243,6 @@ def test_a_mixture_that_does_not_fit_its_sets_is_refused_before_a_rank_starts(tm
                     runtime=Runtime())  # fmt: skip
     with pytest.raises(ConfigError, match=r"one tokenizer.*code: other"):
         build(pretrain, MIXED, {**inputs, "others": [foreign]}, store=store, runtime=RUNTIME)
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
