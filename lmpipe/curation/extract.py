@@ -58,7 +58,8 @@ def extract(
     Raises:
         InputError: the source holds no page with text.
     """
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
 
     ranges = _ranges(source, config.split_bytes)
     keys = list(ranges)
@@ -69,10 +70,11 @@ def extract(
     num_pages = sum(int(record.counts["pages"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("extract", num_pages, num_kept, num_removed)
-    warn_of_low_yield(out, "extract", num_pages, num_kept, runtime)
     _report(out, records, num_pages, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(source, records))
+    check_yield(out, "extract", num_pages, num_kept, runtime)
+    check_hosts(out, "extract", hosts_of(records), runtime)
     return out.commit()
 
 
@@ -102,6 +104,7 @@ def _extract_range(
     """Extract the records of one archive, or of a range of it, into one shard of documents."""
     from lmpipe.curation.html import LIMIT_REASONS, MainText
     from lmpipe.curation.warc import Census, WarcPages
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import removal, write_part
     from lmpipe.documents.schema import DOCUMENT_SCHEMA
     from lmpipe.documents.write import DocumentWriter
@@ -113,11 +116,14 @@ def _extract_range(
     texts = MainText(config.extractor, config.max_page_seconds, config.max_page_memory_bytes)
     removed: list[dict[str, Any]] = []
     authors: Counter[str] = Counter()
+    hosts = HostCounts()
     columns = set(DOCUMENT_SCHEMA.names)
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for page in texts.run(pages.run()):
             fields = page.metadata
-            if reason := fields.get("removed"):
+            reason = fields.get("removed")
+            hosts.add([fields.get("host")], [not reason])
+            if reason:
                 url = fields.get("url") or f"{name}#{fields['warc_offset']}"
                 score, bound = fields.get("score"), fields.get("threshold")
                 removed.append(
@@ -139,6 +145,7 @@ def _extract_range(
             "reasons": dict(Counter(row["reason"] for row in removed)),
             "unreadable": census.unreadable,
             "authors": dict(authors),
+            "hosts": hosts.counts,
         }
     )
     for kind, hashes in (("originals", census.originals), ("revisits", census.revisits)):

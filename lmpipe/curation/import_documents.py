@@ -48,7 +48,8 @@ def import_documents(
     Raises:
         InputError: a file of another kind, or no row with text.
     """
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
 
     names = source.names()
     if strange := [name for name in names if not _plain_name(name).endswith(SUFFIXES)]:
@@ -63,7 +64,8 @@ def import_documents(
     num_rows = sum(int(record.counts["rows"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("import_documents", num_rows, num_kept, gather_parts(out, keys))
-    warn_of_low_yield(out, "import_documents", num_rows, num_kept, runtime)
+    check_yield(out, "import_documents", num_rows, num_kept, runtime)
+    check_hosts(out, "import_documents", hosts_of(records), runtime)
     reasons: Counter[str] = Counter()
     for record in records:
         reasons.update(record.info["reasons"])
@@ -89,13 +91,14 @@ def _import_file(
 ) -> None:
     from lmpipe.curation.html import clean_text
     from lmpipe.curation.warc import host_of
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import removal, write_part
     from lmpipe.documents.schema import document_id
     from lmpipe.documents.write import DocumentWriter
 
     name = names[key]
     removed: list[dict[str, Any]] = []
-    rows = 0
+    hosts, rows = HostCounts(), 0
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for number, row in enumerate(_rows(source.local(name), _plain_name(name), config)):
             rows += 1
@@ -104,20 +107,22 @@ def _import_file(
             label = row.get(config.id_field) if config.id_field else None
             identity = document_id(source.name, f"{name}#{number if label is None else label}")
             reason = reason or _reason(text)
+            url = _string(row.get(config.url_field))
+            host = None if url is None else host_of(url)
+            hosts.add([host], [not reason])
             if reason:
                 place = f"{name}#{number}"
                 removed.append(
                     removal(identity, "import_documents", reason, score=number, url=place)
                 )
                 continue
-            url = _string(row.get(config.url_field))
             date = _string(row.get(config.date_field))
             writer.write(
                 {
                     "id": identity,
                     "text": clean_text(str(text)),
                     "url": url,
-                    "host": None if url is None else host_of(url),
+                    "host": host,
                     "date": date,
                     "warc_path": name,
                     "warc_offset": number,
@@ -127,7 +132,8 @@ def _import_file(
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, removed)
     shard.counts.update({"kept": writer.num_rows, "rows": rows})
-    shard.info["reasons"] = dict(Counter(row["reason"] for row in removed))
+    reasons = dict(Counter(row["reason"] for row in removed))
+    shard.info.update({"reasons": reasons, "hosts": hosts.counts})
 
 
 def _reason(text: Any) -> str | None:

@@ -155,8 +155,8 @@ def select(
     from lmpipe.curation.bounds import find_limits
     from lmpipe.curation.margins import nearest_of
     from lmpipe.curation.perplexity_buckets import joined
-    from lmpipe.curation.yields import check_hosts, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -169,7 +169,7 @@ def select(
     _report(out, records, num_input, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))
-    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
+    check_yield(out, "select", num_input, num_kept, runtime)
     check_hosts(out, "select", hosts_of(records), runtime)
     margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
     out.write_json("margins.json", margins)
