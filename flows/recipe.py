@@ -223,18 +223,21 @@ def parse_recipe(text: str) -> PipelineConfig:
     return check_recipe(_extended(_parse(text, "the recipe given")), "the recipe given")
 
 
-def _path_of(name: str) -> Path:
-    return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+def _path_of(name: str, folder: Path | None = None) -> Path:
+    if not name.endswith((".yaml", ".yml")):
+        return RECIPES / f"{name}.yaml"
+    beside = folder / name if folder else Path(name)
+    return beside if beside.is_file() else Path(name)
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
+def _read(path: Path, name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return a recipe's plain values on top of those of the recipe that it `extends`."""
     if not path.is_file():
         known = sorted(p.stem for p in RECIPES.glob("*.yaml"))
         raise ConfigError(f"no recipe and no YAML file {name!r}; {did_you_mean(name, known)}")
     raw = _parse(path.read_text(), str(path))
     raw.setdefault("base", str(path.parent.absolute()))
-    return _extended(raw)
+    return _extended(raw, (*above, path.absolute()))
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:
@@ -247,9 +250,40 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     return raw
 
 
-def _extended(raw: dict[str, Any]) -> dict[str, Any]:
+def _extended(raw: dict[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return a recipe on top of the one that it extends, named or beside it."""
     parent = raw.pop("extends", "")
-    return _merged(_read(_path_of(parent), parent), raw) if parent else raw
+    if not parent:
+        return raw
+    if not isinstance(parent, str):
+        raise ConfigError(f"extends: must name one recipe or YAML file, got {parent!r}")
+    path = _path_of(parent, above[-1].parent if above else None)
+    if path.resolve() in [each.resolve() for each in above]:
+        chain = " extends ".join(str(each) for each in (*above, path))
+        raise ConfigError(f"recipes extend one another in a circle: {chain}")
+    below = _read(path, parent, above)
+    if raw.get("base", below["base"]) != below["base"]:
+        _anchor(below.get("sources"), Path(below["base"]))
+    return _merged(below, raw)
+
+
+def _anchor(sources: Any, base: Path) -> None:
+    """Join the relative paths of an extended recipe's sources to the folder that they start from.
+
+    The recipe that extends it may lie elsewhere, and has a base of its own.
+    """
+    for spec in list(sources.values()) if isinstance(sources, dict) else []:
+        paths = spec.get("paths") if isinstance(spec, dict) else None
+        if isinstance(paths, list):
+            spec["paths"] = [_anchored(path, base) for path in paths]
+        elif paths is None:
+            _anchor(spec, base)  # a mixture's sources, by name
+
+
+def _anchored(path: Any, base: Path) -> Any:
+    if not isinstance(path, str) or "://" in path:
+        return path
+    return f"@{base / path[1:]}" if path.startswith("@") else str(base / path)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -307,6 +341,8 @@ def _explain(detail: dict[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         return "  " + _unknown(where, _keys_at(where[:-1]))
     key = ".".join(str(part) for part in where)
+    if detail["type"] == "value_error":  # our own words, which say what was given
+        return Redactor({}).text(f"  {key}: {detail['msg'].removeprefix('Value error, ')}")
     given = "" if detail["type"] == "missing" else f", got {str(detail['input'])[:80]!r}"
     return Redactor({}).text(f"  {key}: {detail['msg']}{given}")
 

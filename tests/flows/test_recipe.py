@@ -151,6 +151,46 @@ def test_a_recipe_extends_another_key_by_key(tmp_path: Path):
     assert mine.sft == demo.sft and mine.name == "mine"
 
 
+def test_an_extended_recipes_files_are_found_from_wherever_the_new_one_lies(tmp_path: Path):
+    (tmp_path / "crawl.warc").touch()
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: demo\nname: mine\nstore: {{root: {tmp_path}}}\n"
+        "sources: {crawl: {paths: [crawl.warc]}}\n"
+    )
+    mine, demo = load_recipe(str(tmp_path / "mine.yaml")), load_recipe("demo")
+    (path,) = mine.sources.quality_examples.paths
+    assert path == str(Path(demo.base) / demo.sources.quality_examples.paths[0])
+    assert mine.sources.language_model == demo.sources.language_model  # package://
+    assert mine.sources.crawl is not None and mine.sources.crawl.paths == ("crawl.warc",)
+    steps = {step.name for step in plan_run("curate", mine, Selection())}
+    assert {"source[crawl]", "source[quality_examples]"} <= steps
+    (tmp_path / "based.yaml").write_text(f"extends: demo\nname: based\nbase: {demo.base}\n")
+    assert load_recipe(str(tmp_path / "based.yaml")).sources == demo.sources
+    (tmp_path / "mixed.yaml").write_text(
+        "extends: mine.yaml\nname: mixed\n"
+        "sources: {mixture: {code: {paths: [code.txt, '@list.txt', s3://bucket/x]}}}\n"
+    )
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/last.yaml").write_text("extends: ../mixed.yaml\nname: last\n")
+    last = load_recipe(str(tmp_path / "below/last.yaml"))
+    folder = tmp_path / "below/.."
+    assert last.sources.mixture["code"].paths == (
+        f"{folder}/code.txt", f"@{folder}/list.txt", "s3://bucket/x"
+    )  # fmt: skip
+    assert last.sources.crawl is not None and last.sources.quality_examples.paths == (path,)
+    assert last.sources.crawl.paths == (f"{folder}/crawl.warc",)
+
+
+def test_recipes_that_extend_one_another_in_a_circle_are_named(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigError, match=r"in a circle: .*a\.yaml extends .*b\.yaml extends .*a"):
+        load_recipe(str(tmp_path / "a.yaml"))
+    (tmp_path / "c.yaml").write_text("extends: [demo]\n")
+    with pytest.raises(ConfigError, match=r"must name one recipe or YAML file, got \['demo'\]"):
+        load_recipe(str(tmp_path / "c.yaml"))
+
+
 def test_a_recipe_survives_the_trip_through_json():
     recipe = load_recipe("demo")
     assert PipelineConfig.model_validate_json(recipe.model_dump_json()) == recipe
@@ -200,6 +240,7 @@ def test_models_and_labelled_files_of_a_recipe_become_inputs_of_signals(tmp_path
         "nsfw_classifier.rename_labels={porn: nsfw}",
         "select.max_nsfw=0.5",
         "select.perplexity_buckets.keep=[head, middle]",
+        "select.languages.de=0.4",
         "select.thresholds_by_language.de.gopher_min_stop_words=null",
     ]
     recipe = load_recipe("demo", changes)
