@@ -47,7 +47,7 @@ class ExtractConfig(StageConfig):
     )
 
 
-@stage(version=3, kind="exact")
+@stage(version=4, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:

@@ -131,7 +131,9 @@ def check_hosts(out: Output[Any], stage: str, hosts: Hosts, runtime: Runtime) ->
         ]
         raise InputError(
             f"{stage} stops: it loses over stop_host_lost_fraction="
-            f"{runtime.stop_host_lost_fraction:g} of {shown}{more}\n" + "\n".join(lines) + "\n"
+            f"{runtime.stop_host_lost_fraction:g} of {shown}{more}\n"
+            + "\n".join(lines)
+            + "\n"
             + REMEDIES.get(stage, "Change what it removes")
             + f", or set stage_runtime.{stage}.stop_host_lost_fraction (1: off) in the recipe if "
             "this is meant"
