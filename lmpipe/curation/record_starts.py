@@ -62,10 +62,20 @@ def begins_with(file: IO[bytes], offset: int, values: list[bytes]) -> bool:
     return header.startswith(b"WARC/") and all(value in header for value in values)
 
 
-def is_cut_short(path: Path, offset: int) -> bool:
-    """Say whether the gzip or zstd member that begins here ends with the file, before its end.
+def declared_end(head: bytes, position: int) -> int | None:
+    """Return where a plain record ends by its own Content-Length; None: it does not say."""
+    blank = re.search(rb"\r?\n\r?\n", head)
+    if not head.startswith(b"WARC") or blank is None:
+        return None
+    header = head[: blank.start()]
+    match = re.search(rb"^Content-Length:[ \t]*(\d+)[ \t]*\r?$", header, re.I | re.M)
+    return None if match is None else position + blank.end() + int(match.group(1))
 
-    Readers take such an end for that of the records. Of lz4 it is not known.
+
+def is_cut_short(path: Path, offset: int) -> bool:
+    """Say whether the record or member that begins here is longer than the file.
+
+    Readers take the end of a file for that of the records. Of lz4 it is not known.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -77,7 +87,8 @@ def is_cut_short(path: Path, offset: int) -> bool:
 
             member = zstandard.ZstdDecompressor().decompressobj()
         else:
-            return False
+            end = declared_end(block, offset)
+            return end is not None and end > path.stat().st_size
         try:
             while block:
                 member.decompress(block)

@@ -11,6 +11,7 @@ many the original is in the input. It makes no document, which would be a duplic
 
 import hashlib
 import io
+import os
 import re
 import zlib
 from collections import Counter
@@ -25,7 +26,12 @@ from fastwarc.warc import ArchiveIterator, WarcRecord
 
 from lmpipe.curation.arc import ArcError, arc_records, is_arc
 from lmpipe.curation.http import BodyTooLargeError, decode_body
-from lmpipe.curation.record_starts import begins_with, is_cut_short, record_start
+from lmpipe.curation.record_starts import (
+    begins_with,
+    declared_end,
+    is_cut_short,
+    record_start,
+)
 from lmpipe.documents.schema import document_id
 from lmpipe.errors import InputError
 
@@ -333,19 +339,17 @@ def _has_bare_newlines(path: Path) -> bool:
 def _end_of_record(path: Path, position: int) -> int:
     """Return where the record at `position` ends: the first byte that could not be read.
 
-    A gzip member says so itself; a plain record by its length. Of other compressions the start
-    of the last good record is all that is known.
+    A gzip member says so itself; a plain record by its length, unless that is beyond the file. Of
+    other compressions the start of the last good record is all that is known.
     """
     with path.open("rb") as file:
         file.seek(position)
         head = file.read(65_536)
         if head[:2] == b"\x1f\x8b":
             return _end_of_member(file, head, position)
-        match = re.search(rb"^Content-Length:\s*(\d+)\s*$", head, re.I | re.M)
-        blank = re.search(rb"\r?\n\r?\n", head)
-        if not head.startswith(b"WARC") or match is None or blank is None:
+        end = declared_end(head, position)
+        if end is None or end > file.seek(0, os.SEEK_END):
             return position
-        end = position + blank.end() + int(match.group(1))
         file.seek(end)
         rest = file.read(4)
         return end + len(rest) - len(rest.lstrip(b"\r\n"))

@@ -337,9 +337,8 @@ def test_a_stream_that_ends_too_early_is_named_whatever_record_it_ends_in(
     tmp_path: Path, suffix: str, per_member: int
 ) -> None:
     """Readers take the end of the file for that of the records: pages after it went in silence."""
-    requests = [
-        record.replace(b"WARC-Type: response", b"WARC-Type: request") for record in records(9)
-    ]
+    kinds = b"WARC-Type: response", b"WARC-Type: request"
+    requests = [record.replace(*kinds) for record in records(9)]
     all_ = [*requests[:5], *records(9)[5:]] if per_member > 1 else [records(9)[0], *requests[1:]]
     members = [
         packed(b"".join(all_[at : at + per_member]), suffix) for at in range(0, 9, per_member)
@@ -356,3 +355,18 @@ def test_a_stream_that_ends_too_early_is_named_whatever_record_it_ends_in(
             named = int(census.unreadable[-1].partition("from byte ")[2].partition(":")[0])
             # of zstd the last good record is known
             assert named == last or (suffix == "zst" and named == last - len(members[-2])), size
+
+
+@pytest.mark.parametrize("length", ["-", "x", "9" * 20, "9" * 15, ""])
+@pytest.mark.parametrize("suffix", ["", "gz"])
+def test_a_length_that_cannot_be_costs_its_record_and_no_other(
+    tmp_path: Path, length: str, suffix: str
+) -> None:
+    all_ = records(3)
+    all_[1] = all_[1].replace(b"Content-Length: ", f"Content-Length: {length}".encode(), 1)
+    if not length:  # one that is too small
+        all_[1] = all_[1].replace(b"Content-Length: ", b"Content-Length: 1 #", 1)
+    pages, _ = read_bytes(tmp_path, b"".join(packed(record, suffix) for record in all_))
+    good = [page.metadata["url"][-1] for page in pages if "body" in page.metadata]
+    assert good == ["0", "2"]
+    assert any(page.metadata.get("removed") for page in pages)
