@@ -116,7 +116,10 @@ def changed(config: "SelectConfig", changes: list[str]) -> "SelectConfig":
         return type(config).model_validate(raw)
     except ValidationError as error:
         lines = [
-            f"  {'.'.join(map(str, detail['loc']))}: {detail['msg'].removeprefix('Value error, ')}"
+            "  "
+            + "".join(f"{part}." for part in detail["loc"]).removesuffix(".")
+            + (": " if detail["loc"] else "")
+            + detail["msg"].removeprefix("Value error, ")
             for detail in error.errors()
         ]
         raise ConfigError("--set gives no valid select config:\n" + "\n".join(lines)) from error
