@@ -4,6 +4,7 @@
 read. One line a stage, oldest artifact first, so that the newest run stands last.
 """
 
+import re
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Artifact, Documents
 from lmpipe.documents.read import find_rows
-from lmpipe.errors import StoreError
+from lmpipe.errors import ConfigError, StoreError
 
 ORIGIN = ("url", "date", "warc_path", "warc_offset", "warc_record_id", "extractor", "language")
 NUM_DUPLICATES = 10
@@ -22,7 +23,7 @@ NUM_DUPLICATES = 10
 
 def print_fate(console: Console, document: str, root: str) -> None:
     """Print each stage that removed a document, with reasons, score and threshold."""
-    found = False
+    document, found = document_id(document), False
     for artifact in _artifacts(root, "removed/"):
         for row in _removals(artifact, document):
             found = True
@@ -35,8 +36,8 @@ def print_fate(console: Console, document: str, root: str) -> None:
         found |= print_cuts(console, artifact, document)
     if not found:
         raise StoreError(
-            f"no ledger in {root} holds {document}: it was kept (see lmpipe trace), never "
-            "extracted, or removed by an artifact that gc has collected"
+            f"no ledger in {root} holds {document}: it was kept (`lmpipe trace {document}` says so)"
+            ", was never extracted, or removed by an artifact that gc has collected"
         )
 
 
@@ -46,6 +47,7 @@ def print_trace(console: Console, document: str, root: str) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    document = document_id(document)
     found = origin = False
     for artifact in _artifacts(root, "kept/"):
         row = find_row(artifact, "kept/", "id", document, ORIGIN)
@@ -61,7 +63,8 @@ def print_trace(console: Console, document: str, root: str) -> None:
             found = True
             if not origin and removal["url"]:
                 origin = True
-                say(f"url: {removal['url']}")
+                for key, value in _origin(artifact, document, removal["url"]).items():
+                    say(f"{key}: {value}")
             say(f"{_name(artifact)} removed it: {', '.join(removal['reasons'] or [])}")
             if removal["keeper"]:
                 say(f"  duplicate of {removal['keeper']}, similarity {removal['similarity']}")
@@ -76,14 +79,41 @@ def print_trace(console: Console, document: str, root: str) -> None:
             say(f"{_name(artifact)} tokens {row['start']}:{end} of {row['split']}/{row['shard']}")
     if not found:
         raise StoreError(
-            f"no artifact in {root} holds {document}: give all 32 hex digits of an id, and the "
-            "store it was made in (--store)"
+            f"no artifact in {root} holds {document}: name the store that it was made in (--store);"
+            " what gc has collected is gone"
         )
 
 
+def document_id(text: str) -> str:
+    """Return a document's id as it is written everywhere.
+
+    Raises:
+        ConfigError: it is no such id.
+    """
+    if not re.fullmatch("[0-9a-f]{32}", text.strip().lower()):
+        raise ConfigError(
+            f"a document's id is 32 hexadecimal digits, got {text!r} ({len(text)}); samples in the "
+            "report, `lmpipe whatif` and the column id of documents have them"
+        )
+    return text.strip().lower()
+
+
+def _origin(artifact: Documents, document: str, url: str) -> dict[str, Any]:
+    """Return where a page that was never a document came from."""
+    row = find_row(artifact, "origins.parquet", "id", document) or {}
+    known = {key: row[key] for key in ORIGIN if row.get(key) not in (None, "")}
+    return {"url": url, **known}
+
+
 def _artifacts(root: str, holding: str) -> list[Documents]:
-    """Return the artifacts that hold such objects, oldest first, without what gc has taken."""
+    """Return the artifacts that hold such objects, oldest first, without what gc has taken.
+
+    Raises:
+        StoreError: the store is empty.
+    """
     store = Store(root)
+    if not list_manifests(store, damaged=[]):
+        raise StoreError(f"there is no artifact in {store.root}: is it the right --store?")
     return [
         Documents(store, manifest)
         for manifest in reversed(list_manifests(store, damaged=[]))

@@ -378,11 +378,10 @@ def _explain(detail: dict[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         return "  " + _unknown(where, _keys_at(where[:-1]))
     key = ".".join(str(part) for part in where)
-    message = detail["msg"].removeprefix("Value error, ")
-    is_section = detail["type"] == "value_error" and isinstance(detail["input"], dict)
-    is_said = is_section or detail["type"] == "missing"  # of a section our own errors say it
-    given = "" if is_said else f", got {str(detail['input'])[:80]!r}"
-    return Redactor({}).text(f"  {key}: {message}{given}")
+    if detail["type"] == "value_error":  # our own words, which say what was given
+        return Redactor({}).text(f"  {key}: {detail['msg'].removeprefix('Value error, ')}")
+    given = "" if detail["type"] == "missing" else f", got {str(detail['input'])[:80]!r}"
+    return Redactor({}).text(f"  {key}: {detail['msg']}{given}")
 
 
 def _unknown(where: tuple[Any, ...], known: list[str]) -> str:

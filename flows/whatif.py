@@ -41,7 +41,7 @@ def whatif(
     opened = Store(store)
     manifest, before = find_by_prefix(opened, artifact), SelectConfig()
     if manifest.stage == "select":
-        before = SelectConfig.model_validate(manifest.config)
+        before = _config_of(manifest)
         manifest = _documents_before(opened, manifest, artifact)
     elif manifest.type != "Documents":
         raise ConfigError(f"{artifact!r} is a {manifest.type}; give a select or signals artifact")
@@ -49,6 +49,21 @@ def whatif(
         _refuse_later_stages(opened, manifest)
     after = changed(before, changes or [])
     _print(Console(), compare(Documents(opened, manifest), before, after, samples))
+
+
+def _config_of(manifest: "Manifest") -> "SelectConfig":
+    """Return a select artifact's bounds."""
+    from lmpipe.curation.select import SelectConfig
+
+    try:
+        return SelectConfig.model_validate(manifest.config)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise ConfigError(
+            f"select/{manifest.id[:12]} was made with bounds that are refused today: "
+            f"{detail['msg'].removeprefix('Value error, ')}. Build it again, or give the signals "
+            "artifact that it was made from"
+        ) from error
 
 
 def _documents_before(store: "Store", manifest: "Manifest", artifact: str) -> "Manifest":
@@ -101,7 +116,11 @@ def changed(config: "SelectConfig", changes: list[str]) -> "SelectConfig":
         return type(config).model_validate(raw)
     except ValidationError as error:
         lines = [
-            f"  {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
+            "  "
+            + "".join(f"{part}." for part in detail["loc"]).removesuffix(".")
+            + (": " if detail["loc"] else "")
+            + detail["msg"].removeprefix("Value error, ")
+            for detail in error.errors()
         ]
         raise ConfigError("--set gives no valid select config:\n" + "\n".join(lines)) from error
 

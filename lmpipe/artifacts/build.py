@@ -28,7 +28,7 @@ from lmpipe.artifacts.manifest import Manifest, Origin
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.provenance import cpu_seconds, gpu_hours, now, provenance
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
-from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.store import Store, names_full_disk
 from lmpipe.artifacts.tombstone import claim, names_any
 from lmpipe.artifacts.types import open_artifact
 from lmpipe.errors import LmpipeError, LockLost, StoreError
@@ -112,7 +112,8 @@ def build(
         if force and current is not None:
             out.supersede(current[0].attempt)
         sink({"type": "attempt", "stage": stage.name, "id": artifact, "attempt": out.attempt})
-        with account.of_failure(store, stage.name, artifact, out):
+        temporary = f"temporary files in {runtime.scratch_folder()}, or in {store.url(folder)}"
+        with account.of_failure(store, stage.name, artifact, out), names_full_disk(temporary):
             result = stage.function(out, config, *inputs.values(), runtime=runtime)
             if not publisher.done:
                 raise LmpipeError(f"stage {stage.name} returned without out.commit()")

@@ -123,7 +123,10 @@ def find_by_prefix(store: Store, prefix: str) -> Manifest:
         found = list_manifests(store, prefix, damaged=[])[:1]
     if len(found) != 1:
         names = ", ".join(f"{m.stage}/{m.id}" for m in found[:8]) or "none"
-        raise StoreError(f"{prefix!r} must name one artifact in {store.root}; it matches {names}")
+        raise StoreError(
+            f"{prefix!r} must name one artifact in {store.root}; it matches {names}. `lmpipe ls "
+            "--store …` lists them"
+        )
     return found[0]
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.artifacts.events import Emitter, Sink
 from lmpipe.artifacts.manifest import FileRecord
-from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.store import Store, names_full_disk
 from lmpipe.artifacts.tombstone import covers
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError
@@ -37,15 +37,17 @@ A = TypeVar("A", bound=Artifact)
 class HashingFile(io.RawIOBase):
     """A binary file that hashes and counts what is written to it, and reports when closed."""
 
-    def __init__(self, file: IO[bytes], done: Callable[[int, str], None]) -> None:
+    def __init__(self, file: IO[bytes], place: str, done: Callable[[int, str], None]) -> None:
         self._file = file
+        self._place = place
         self._done = done
         self._hash = hashlib.sha256()
         self._count = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._file.write(view)
+        with names_full_disk(self._place):
+            self._file.write(view)
         self._hash.update(view)
         self._count += len(view)
         return len(view)
@@ -61,7 +63,8 @@ class HashingFile(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        self._file.close()
+        with names_full_disk(self._place):
+            self._file.close()
         self._done(self._count, self._hash.hexdigest())
 
     def __exit__(
@@ -102,7 +105,7 @@ class _Writer:
                 name=name, path=path, bytes=count, sha256=sha256, digest=digest
             )
 
-        return HashingFile(self._store.open(path, "wb"), register)
+        return HashingFile(self._store.open(path, "wb"), self._store.url(path), register)
 
     def write_bytes(self, name: str, data: bytes, *, digest: bool = True) -> None:
         """Write one object whole."""

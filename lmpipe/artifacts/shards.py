@@ -62,7 +62,6 @@ def run_missing_shards(
             out.progress(already + index + 1, total, unit="shards")
     else:
         task = ShardTask(out.store, out._prefix, keys, work)
-        _tie_forks_to_this_process()
         with out.scratch(runtime) as logs, _progress(out, keys, already):
             _executor(task, len(keys), workers, str(logs), runtime).run()
     return {key: _record(out, key) for key in keys}
@@ -72,14 +71,10 @@ def _executor(
     task: ShardTask, tasks: int, workers: int, logs: str, runtime: Runtime
 ) -> "PipelineExecutor":
     if runtime.executor == "local":
-        from datatrove.executor.local import LocalPipelineExecutor
+        from lmpipe.artifacts.local_executor import LocalExecutor
 
         _silence_executor()
-        # spawn and not datatrove's default, a fork server: that one stays when this process is
-        # killed, and with it its workers, whose parent it is
-        return LocalPipelineExecutor(
-            [task], tasks=tasks, workers=workers, logging_dir=logs, start_method="spawn"
-        )
+        return LocalExecutor([task], tasks=tasks, workers=workers, logging_dir=logs)
     if runtime.executor == "ray":
         from datatrove.executor.ray import RayPipelineExecutor
 
@@ -154,16 +149,6 @@ def _silence_executor() -> None:
     from datatrove.utils.logging import logger
 
     logger.remove()
-
-
-def _tie_forks_to_this_process() -> None:
-    """Let datatrove's manager process, a fork of this one, end when this one is killed."""
-    from multiprocess import util
-
-    from lmpipe.runtime.processes import die_with_parent
-
-    parent = os.getpid()
-    util.register_after_fork(_tie_forks_to_this_process, lambda _: die_with_parent(parent))
 
 
 def _in_worker() -> bool:

@@ -324,19 +324,27 @@ class _FileWrites:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
         try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # a full disk shows here, before the name exists
-            yield temporary, target
-        except OSError as error:
-            if error.errno in FULL:
-                raise StoreError(
-                    f"no space left for {target}: nothing was published; free space and run again"
-                ) from error
-            raise
+            with names_full_disk(str(target)):
+                with temporary.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())  # a full disk shows here, before the name exists
+                yield temporary, target
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def names_full_disk(what: str) -> Iterator[None]:
+    """Raise StoreError that says for what there was no space."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StoreError(
+            f"no space left for {what}: nothing was published; free space and run again"
+        ) from error
 
 
 class _S3Writes:

@@ -83,7 +83,8 @@ def decontaminate(
     """
     from lmpipe.curation.contamination import decide, report, store_flags
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
     from lmpipe.documents.read import count_documents, shard_names
 
     index = _index(config, benchmarks)
@@ -103,7 +104,8 @@ def decontaminate(
     num_input = sum(int(record.counts["documents"]) for record in scans)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("decontaminate", num_input, num_kept, gather_parts(out, list(names)))
-    warn_of_low_yield(out, "decontaminate", num_input, num_kept, runtime)
+    check_yield(out, "decontaminate", num_input, num_kept, runtime)
+    check_hosts(out, "decontaminate", hosts_of(records), runtime)
     remaining = {
         first + row
         for record, first in zip(records, findings.bounds[:-1].tolist(), strict=True)
@@ -156,19 +158,22 @@ def filter_shard(
 ) -> None:
     """Write one shard without what is flagged, its part of the ledger, and the evidence."""
     from lmpipe.curation.contamination import Remover, write_overlaps
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
     from lmpipe.documents.write import DocumentWriter
 
-    remover = Remover(store.read(flags[key]) or b"[]", config)
+    remover, hosts = Remover(store.read(flags[key]) or b"[]", config), HostCounts()
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
-            writer.write_table(remover.apply(batch))
+            kept = remover.apply(batch)
+            hosts.add_batches(batch, kept)
+            writer.write_table(kept)
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, remover.removed)
     write_overlaps(shard, key, remover.overlaps)
     shard.counts.update({"kept": writer.num_rows, "cut": remover.num_cut})
-    shard.info["remaining"] = remover.remaining
+    shard.info.update({"remaining": remover.remaining, "hosts": hosts.counts})
 
 
 def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
@@ -42,6 +42,7 @@ from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
     from lmpipe.curation.duplicates import Sketches, Verdicts
+    from lmpipe.curation.yields import Hosts
 
 
 class DedupConfig(StageConfig):
@@ -110,7 +111,8 @@ def dedup(
     """
     from lmpipe.curation.duplicates import Sketches, earlier_shards, new_shards
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -142,8 +144,10 @@ def dedup(
                 f"dedup keeps none of {count} documents: earlier crawls hold all of them; see "
                 "`lmpipe dedup-index`, or leave dedup_index out"
             )
-        warn_of_low_yield(out, "dedup", count, num_kept, runtime)
-        _report(out, config, sketches, verdicts, records)
+        hosts = hosts_of(records)
+        _report(out, config, sketches, verdicts, hosts)
+        check_yield(out, "dedup", count, num_kept, runtime)
+        check_hosts(out, "dedup", hosts, runtime)
     return out.commit()
 
 
@@ -233,12 +237,13 @@ def filter_shard(
 
     from lmpipe.curation.duplicates import REMOVAL
     from lmpipe.curation.evidence import evidence_table, ledger_rows, write_evidence
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard
     from lmpipe.documents.write import DocumentWriter
 
     gone = np.frombuffer(store.read(removals[key]) or b"", REMOVAL)
-    first, hosts, rows, evidence, stays = 0, _Hosts(), [], [], [np.empty(0, np.bool)]
+    first, hosts, rows, evidence, stays = 0, HostCounts(), [], [], [np.empty(0, np.bool)]
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for batch in read_shard(documents, names[key]):
             last = first + batch.num_rows
@@ -249,7 +254,10 @@ def filter_shard(
             ids, urls = (batch.column(c).take(pa.array(mine["row"] - first)) for c in ("id", "url"))
             rows += ledger_rows(mine, ids.to_pylist(), urls.to_pylist(), config)
             evidence.append(evidence_table(mine, ids))
-            hosts.add(batch.column("host").to_pylist(), keep.tolist())
+            is_new = np.ones(batch.num_rows, np.bool)  # what an earlier crawl holds is not lost
+            is_new[mine["row"][mine["is_earlier"]] - first] = False
+            new = batch.column("host").filter(pa.array(is_new)).to_pylist()
+            hosts.add(new, keep[is_new].tolist())
             stays.append(keep)
             first = last
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
@@ -259,19 +267,6 @@ def filter_shard(
     shard.set_rows(f"sketches/{key}.stays", first)
     shard.counts["kept"] = writer.num_rows
     shard.info["hosts"] = hosts.counts
-
-
-class _Hosts:
-    """How many documents each host brought, and how many of them go."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, list[int]] = {}
-
-    def add(self, hosts: list[str | None], keep: list[bool]) -> None:
-        for host, stays in zip(hosts, keep, strict=True):
-            count = self.counts.setdefault(host or "", [0, 0])
-            count[0] += 1
-            count[1] += not stays
 
 
 def _store_removals(
@@ -293,7 +288,7 @@ def _report(
     config: DedupConfig,
     sketches: "Sketches",
     verdicts: "Verdicts",
-    records: list[ShardRecord],
+    hosts: "Hosts",
 ) -> None:
     import numpy as np
 
@@ -323,29 +318,14 @@ def _report(
     rows.sort(key=lambda row: (-int(str(row["removed"])), str(row["keeper"])))
     out.table("largest clusters", rows)
     out.metric("largest_cluster", int(followers.max()) + 1 if len(followers) else 1)
-    hosts = _merge_hosts(records)
-    worst = sorted(hosts, key=lambda host: (-hosts[host][1], host))[:20]
-    out.table(
-        "hosts", [{"host": h, "documents": hosts[h][0], "removed": hosts[h][1]} for h in worst]
-    )
     _raise_alarms(out, config, rows, hosts)
-
-
-def _merge_hosts(records: list[ShardRecord]) -> dict[str, list[int]]:
-    hosts: dict[str, list[int]] = {}
-    for record in records:
-        for host, (documents, removed) in record.info["hosts"].items():
-            count = hosts.setdefault(host, [0, 0])
-            count[0] += documents
-            count[1] += removed
-    return hosts
 
 
 def _raise_alarms(
     out: Output[Documents],
     config: DedupConfig,
     clusters: list[dict[str, Any]],
-    hosts: dict[str, list[int]],
+    hosts: "Hosts",
 ) -> None:
     """Warn where duplicates look like a template or a wiped-out source rather than copies."""
     alarms = [
@@ -354,11 +334,11 @@ def _raise_alarms(
         for row in clusters
         if row["removed"] + 1 > config.alarm_cluster_size
     ] + [
-        f"host {host!r} lost {removed} of {documents} documents, over alarm_host_fraction="
+        f"host {host!r} lost {entered - kept} of {entered} documents, over alarm_host_fraction="
         f"{config.alarm_host_fraction}"
-        for host, (documents, removed) in sorted(hosts.items())
-        if documents >= config.alarm_host_documents
-        and removed > config.alarm_host_fraction * documents
+        for host, (entered, kept) in sorted(hosts.items())
+        if entered >= config.alarm_host_documents
+        and entered - kept > config.alarm_host_fraction * entered
     ]
     out.metric("alarms", alarms)
     for alarm in alarms:

@@ -97,7 +97,8 @@ def dedup_passages(
     from lmpipe.curation.cuts import count_lost_keepers
     from lmpipe.curation.repeats import find_repeats
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -130,7 +131,8 @@ def dedup_passages(
             f"dedup_passages keeps none of {count} documents; lower min_remaining_words="
             f"{config.min_remaining_words} or min_remaining_fraction"
         )
-    warn_of_low_yield(out, "dedup_passages", count, kept, runtime)
+    check_yield(out, "dedup_passages", count, kept, runtime)
+    check_hosts(out, "dedup_passages", hosts_of(records), runtime)
     _report(out, config, made, records, found)
     out.metric("lost_keepers", count_lost_keepers(out, list(names)))
     return out.commit()
@@ -185,18 +187,22 @@ def cut_shard(
     """Write what remains of one shard, its part of the ledger, and the evidence."""
     from lmpipe.curation.cuts import Cutter, write_cuts
     from lmpipe.curation.repeats import read_repeats
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import write_part
     from lmpipe.documents.read import read_shard, split_by_bytes
     from lmpipe.documents.write import DocumentWriter
 
-    cutter = Cutter(read_repeats(store, ranges[key]), config)
+    cutter, hosts = Cutter(read_repeats(store, ranges[key]), config), HostCounts()
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for batch in split_by_bytes(read_shard(documents, names[key])):
-            writer.write_table(cutter.apply(batch))
+            kept = cutter.apply(batch)
+            hosts.add_batches(batch, kept)
+            writer.write_table(kept)
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, cutter.removed)
     write_cuts(shard, key, cutter.tables)
     shard.counts.update({**cutter.counts, "kept": writer.num_rows})
+    shard.info["hosts"] = hosts.counts
 
 
 def _total(records: list[ShardRecord], name: str) -> int:

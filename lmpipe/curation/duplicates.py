@@ -45,6 +45,7 @@ REMOVAL = np.dtype(
     [
         ("row", "<i8"),
         ("keeper", "<u8", 2),
+        ("is_earlier", "?"),  # the keeper lies in an earlier crawl
         ("reason", "<i4"),
         ("similarity", "<f8"),
         ("containment", "<f8"),
@@ -450,6 +451,7 @@ def removals(sketches: Sketches, verdicts: Verdicts, shard: int) -> NDArray[Any]
     rows = np.empty(len(gone), REMOVAL)
     rows["row"] = gone - first
     rows["keeper"] = sketches.heads["id"][verdicts.keepers[gone]].reshape(-1, 2)
+    rows["is_earlier"] = verdicts.keepers[gone] >= sketches.num_new
     rows["reason"] = verdicts.reasons[gone]
     rows["num_words"] = sketches.heads["num_words"][gone]
     for name in ("similarity", "containment", "keeper_containment", "novel_words"):

@@ -4,10 +4,11 @@ An archive is one shard, or several where it is larger than `split_bytes`: a sha
 that begin in one range of bytes (see record_starts.py). The split depends on the archives alone, so
 who works on it changes no byte, and a killed run goes on with the ranges that are not done. Pages
 are extracted in file order in a killable child (see sandbox.py), and every response that is HTML
-ends up either among the documents or, with its reason, in the ledger; all other records are counted
-by type.
+ends up either among the documents or, with its reason, in the ledger (origins.parquet says where
+it came from); all other records are counted by type.
 """
 
+import json
 from array import array
 from collections import Counter
 from functools import partial
@@ -20,6 +21,8 @@ from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
+
+ORIGIN = ("url", "date", "warc_path", "warc_offset", "warc_record_id")
 
 
 class ExtractConfig(StageConfig):
@@ -47,7 +50,7 @@ class ExtractConfig(StageConfig):
     )
 
 
-@stage(version=3, kind="exact")
+@stage(version=4, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:
@@ -58,21 +61,24 @@ def extract(
     Raises:
         InputError: the source holds no page with text.
     """
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
 
     ranges = _ranges(source, config.split_bytes)
     keys = list(ranges)
     work = partial(_extract_range, source=source, ranges=ranges, config=config)
     records = out.run_shards(keys, work, runtime)
     num_removed = gather_parts(out, keys)
+    _gather_origins(out, keys)
     out.metric("revisits", _count_revisits(out, keys))
     num_pages = sum(int(record.counts["pages"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("extract", num_pages, num_kept, num_removed)
-    warn_of_low_yield(out, "extract", num_pages, num_kept, runtime)
     _report(out, records, num_pages, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(source, records))
+    check_yield(out, "extract", num_pages, num_kept, runtime)
+    check_hosts(out, "extract", hosts_of(records), runtime)
     return out.commit()
 
 
@@ -102,6 +108,7 @@ def _extract_range(
     """Extract the records of one archive, or of a range of it, into one shard of documents."""
     from lmpipe.curation.html import LIMIT_REASONS, MainText
     from lmpipe.curation.warc import Census, WarcPages
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import removal, write_part
     from lmpipe.documents.schema import DOCUMENT_SCHEMA
     from lmpipe.documents.write import DocumentWriter
@@ -112,17 +119,22 @@ def _extract_range(
     pages = WarcPages(path, name, source.name, config.max_page_bytes, census, byte_range)
     texts = MainText(config.extractor, config.max_page_seconds, config.max_page_memory_bytes)
     removed: list[dict[str, Any]] = []
+    origins: list[dict[str, Any]] = []
     authors: Counter[str] = Counter()
+    hosts = HostCounts()
     columns = set(DOCUMENT_SCHEMA.names)
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for page in texts.run(pages.run()):
             fields = page.metadata
-            if reason := fields.get("removed"):
+            reason = fields.get("removed")
+            hosts.add([fields.get("host")], [not reason])
+            if reason:
                 url = fields.get("url") or f"{name}#{fields['warc_offset']}"
                 score, bound = fields.get("score"), fields.get("threshold")
                 removed.append(
                     removal(page.id, "extract", reason, score=score, threshold=bound, url=url)
                 )
+                origins.append({"id": page.id, **{name: fields.get(name) for name in ORIGIN}})
                 if reason in LIMIT_REASONS:
                     shard.inexact(page.id, reason)
                 continue
@@ -131,6 +143,7 @@ def _extract_range(
             writer.write({"id": page.id, "text": page.text, **row})
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, removed)
+    shard.write_bytes(f"parts/{key}.origins", json.dumps(origins).encode())
     shard.counts.update({"kept": writer.num_rows, "pages": census.records["pages"]})
     shard.info.update(
         {
@@ -139,10 +152,28 @@ def _extract_range(
             "reasons": dict(Counter(row["reason"] for row in removed)),
             "unreadable": census.unreadable,
             "authors": dict(authors),
+            "hosts": hosts.counts,
         }
     )
     for kind, hashes in (("originals", census.originals), ("revisits", census.revisits)):
         shard.write_bytes(f"parts/{key}.{kind}", array("Q", hashes).tobytes())
+
+
+def _gather_origins(out: Output[Documents], keys: list[str]) -> None:
+    """Write where the removed pages came from, which the ledger does not hold, by id."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from lmpipe.documents.schema import DOCUMENT_SCHEMA
+
+    rows = []
+    for key in keys:
+        rows += json.loads(out.store.read(out.files.pop(f"parts/{key}.origins").path) or b"[]")
+    schema = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("id", *ORIGIN)])
+    table = pa.Table.from_pylist(sorted(rows, key=lambda row: str(row["id"])), schema=schema)
+    with out.open("origins.parquet") as file:
+        pq.write_table(table, file, compression="zstd")
+    out.set_rows("origins.parquet", table.num_rows)
 
 
 def _count_revisits(out: Output[Documents], keys: list[str]) -> dict[str, int]:

@@ -48,7 +48,8 @@ def import_documents(
     Raises:
         InputError: a file of another kind, or no row with text.
     """
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
 
     names = source.names()
     if strange := [name for name in names if not _plain_name(name).endswith(SUFFIXES)]:
@@ -63,7 +64,8 @@ def import_documents(
     num_rows = sum(int(record.counts["rows"]) for record in records)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("import_documents", num_rows, num_kept, gather_parts(out, keys))
-    warn_of_low_yield(out, "import_documents", num_rows, num_kept, runtime)
+    check_yield(out, "import_documents", num_rows, num_kept, runtime)
+    check_hosts(out, "import_documents", hosts_of(records), runtime)
     reasons: Counter[str] = Counter()
     for record in records:
         reasons.update(record.info["reasons"])
@@ -89,35 +91,42 @@ def _import_file(
 ) -> None:
     from lmpipe.curation.html import clean_text
     from lmpipe.curation.warc import host_of
+    from lmpipe.curation.yields import HostCounts
     from lmpipe.documents.ledger import removal, write_part
     from lmpipe.documents.schema import document_id
     from lmpipe.documents.write import DocumentWriter
 
     name = names[key]
     removed: list[dict[str, Any]] = []
-    rows = 0
+    hosts, rows, seen = HostCounts(), 0, set[str]()
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for number, row in enumerate(_rows(source.local(name), _plain_name(name), config)):
             rows += 1
             reason, row = (row, {}) if isinstance(row, str) else (None, row)
             text = row.get(config.text_field)
             label = row.get(config.id_field) if config.id_field else None
-            identity = document_id(source.name, f"{name}#{number if label is None else label}")
+            row_key = f"{name}#{number if label is None else label}"
+            if config.id_field and row_key in seen:  # the number tells rows of one name apart
+                row_key = f"{row_key}@{number}"
+            seen.update([row_key] if config.id_field else [])
+            identity = document_id(source.name, row_key)
             reason = reason or _reason(text)
+            url = _string(row.get(config.url_field))
+            host = None if url is None else host_of(url)
+            hosts.add([host], [not reason])
             if reason:
                 place = f"{name}#{number}"
                 removed.append(
                     removal(identity, "import_documents", reason, score=number, url=place)
                 )
                 continue
-            url = _string(row.get(config.url_field))
             date = _string(row.get(config.date_field))
             writer.write(
                 {
                     "id": identity,
                     "text": clean_text(str(text)),
                     "url": url,
-                    "host": None if url is None else host_of(url),
+                    "host": host,
                     "date": date,
                     "warc_path": name,
                     "warc_offset": number,
@@ -127,7 +136,8 @@ def _import_file(
     shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
     write_part(shard, key, removed)
     shard.counts.update({"kept": writer.num_rows, "rows": rows})
-    shard.info["reasons"] = dict(Counter(row["reason"] for row in removed))
+    reasons = dict(Counter(row["reason"] for row in removed))
+    shard.info.update({"reasons": reasons, "hosts": hosts.counts})
 
 
 def _reason(text: Any) -> str | None:
@@ -140,6 +150,8 @@ def _reason(text: Any) -> str | None:
 
 def _string(value: Any) -> str | None:
     """Return a value as a string that Parquet can hold: JSON may escape half a surrogate pair."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     return None if value is None else str(value).encode("utf-8", "replace").decode()
 
 
@@ -164,8 +176,27 @@ def _rows(
                 lines = [file.read()] if config.text_documents == "file" else file
                 for line in lines:
                     yield {config.text_field: line.decode("utf-8", "replace")}
+        if path.name.endswith(".zst"):
+            _read_to_end(path)
     except (OSError, EOFError, zlib.error, _ParquetError):
         yield "unreadable_file"
+    except Exception as error:  # zstandard's own class, without importing it for all
+        if type(error).__name__ != "ZstdError":
+            raise
+        yield "unreadable_file"
+
+
+def _read_to_end(path: Path) -> None:
+    """Raise OSError if the last zstd frame is cut short; zstandard takes that for the file's end.
+
+    Arrow's reader notices it, but gives nothing of the block in which it does.
+    """
+    import pyarrow as pa
+
+    if path.stat().st_size:
+        with pa.input_stream(str(path), compression="zstd") as stream:
+            while stream.read(1 << 20):
+                pass
 
 
 class _ParquetError(Exception):
@@ -179,11 +210,34 @@ def _parquet_rows(path: Path, config: ImportDocumentsConfig) -> Iterator[dict[st
     try:
         file = pq.ParquetFile(path)
         wanted = {config.text_field, config.id_field, config.url_field, config.date_field}
-        columns = [name for name in file.schema_arrow.names if name in wanted]
-        for batch in file.iter_batches(batch_size=1024, columns=columns):
-            yield from batch.to_pylist()
+        known = [name for name in file.schema_arrow.names if name in wanted]
+        for batch in file.iter_batches(batch_size=1024, columns=known):
+            columns = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
+            for row in range(batch.num_rows):
+                yield {name: values[row] for name, values in columns.items()}
     except pa.ArrowException as error:
         raise _ParquetError(str(error)) from error
+
+
+def _values(column: Any) -> list[Any]:
+    """Return a column's values; one that Python cannot hold costs itself only.
+
+    Such are times beyond the year 9999, which become null, and strings that are no UTF-8, which
+    become bytes.
+    """
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):
+        return [_value(value) for value in column]
+
+
+def _value(value: Any) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return value.as_buffer().to_pybytes()
+    except (OverflowError, ValueError):
+        return None
 
 
 def _json_row(line: bytes) -> dict[str, Any] | str:

@@ -18,6 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lmpipe.curation.c4 import Facts, line_facts
+from lmpipe.curation.word_hashes import mix
 from lmpipe.curation.words import (
     ALPHABETIC,
     LINE_BREAK,
@@ -131,20 +132,11 @@ def _stop_hashes() -> NDArray[np.uint64]:
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _mix(value: Any) -> Any:
-    """Finish a hash: splitmix64's finaliser."""
-    value = np.uint64(value)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
 def _hash_span(codes: Any, start: int, end: int) -> Any:
     value = np.uint64(0xCBF29CE484222325)
     for at in range(start, end):
         value = (value ^ np.uint64(codes[at])) * np.uint64(0x100000001B3)
-    return _mix(value) | np.uint64(1)  # zero marks a free place in the table
+    return mix(value) | np.uint64(1)  # zero marks a free place in the table
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -321,9 +313,8 @@ def _count_grams(starts: Any, ends: Any, hashes: Any, table: Any, counts: Any) -
     for n in range(2, DUPLICATE_GRAMS[-1] + 1):
         last = words - n + 1
         for at in range(last):
-            grams[at] = _mix(
-                grams[at] * np.uint64(0x9E3779B97F4A7C15) + hashes[at + n - 1]
-            ) | np.uint64(1)
+            joined = grams[at] * np.uint64(0x9E3779B97F4A7C15) + hashes[at + n - 1]
+            grams[at] = mix(joined) | np.uint64(1)
         view[:] = 0
         if n <= TOP_GRAMS[-1]:
             tally[:] = 0

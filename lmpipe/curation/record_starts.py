@@ -8,9 +8,11 @@ its records begins there. The alternative, an index of all offsets, costs a pass
 """
 
 import io
+import os
 import re
 import zlib
 from pathlib import Path
+from typing import IO, Any
 
 WINDOW_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16  # enough of a member to see its first line
@@ -42,6 +44,62 @@ def record_start(path: Path, at: int, stop: int | None = None) -> int | None:
     return None
 
 
+def begins_with(file: IO[bytes], offset: int, values: list[bytes]) -> bool:
+    """Say whether the record with these header values can be read from here.
+
+    In a plain archive it always can. Where several records are compressed as one stream, a reader
+    knows of all but the first only how far it has come in the file, which may be the next member's
+    beginning: so the header that a member opens with is compared.
+    """
+    head = os.pread(file.fileno(), 4, 0)
+    magic = next((each for each in (_GZIP, _ZSTD, _LZ4) if head.startswith(each)), b"")
+    if not magic:
+        return True
+    if os.pread(file.fileno(), len(magic), offset) != magic:
+        return False
+    text = _opening(os.pread(file.fileno(), _HEAD_BYTES, offset), magic, 1 << 14)
+    header = re.split(rb"\r?\n\r?\n", text.lstrip(b"\r\n"), maxsplit=1)[0]
+    return header.startswith(b"WARC/") and all(value in header for value in values)
+
+
+def declared_end(head: bytes, position: int) -> int | None:
+    """Return where a plain record ends by its own Content-Length; None: it does not say."""
+    blank = re.search(rb"\r?\n\r?\n", head)
+    if not head.startswith(b"WARC") or blank is None:
+        return None
+    header = head[: blank.start()]
+    match = re.search(rb"^Content-Length:[ \t]*(\d+)[ \t]*\r?$", header, re.I | re.M)
+    return None if match is None else position + blank.end() + int(match.group(1))
+
+
+def is_cut_short(path: Path, offset: int) -> bool:
+    """Say whether the record or member that begins here is longer than the file.
+
+    Readers take the end of a file for that of the records. Of lz4 it is not known.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        block = file.read(_HEAD_BYTES)
+        if block.startswith(_GZIP):
+            member: Any = zlib.decompressobj(31)
+        elif block.startswith(_ZSTD):
+            import zstandard
+
+            member = zstandard.ZstdDecompressor().decompressobj()
+        else:
+            end = declared_end(block, offset)
+            return end is not None and end > path.stat().st_size
+        try:
+            while block:
+                member.decompress(block)
+                if member.eof:
+                    return False
+                block = file.read(WINDOW_BYTES)
+        except Exception:  # damaged, which the reader has said
+            return False
+    return True
+
+
 def _candidates(window: bytes, magic: bytes, end: int, is_first: bool) -> list[int]:
     if not magic:
         found = [match.end() for match in _PLAIN_START.finditer(window)]
@@ -56,21 +114,24 @@ def _candidates(window: bytes, magic: bytes, end: int, is_first: bool) -> list[i
 
 def _opens(data: bytes, magic: bytes) -> bool:
     """Say whether a compressed member begins here and holds the beginning of a record."""
+    return _opening(data, magic, 64).lstrip(b"\r\n").startswith(b"WARC/")
+
+
+def _opening(data: bytes, magic: bytes, size: int) -> bytes:
+    """Return the first bytes that a compressed member holds; none if it is no member."""
     try:
         if magic == _GZIP:
-            text = zlib.decompressobj(31).decompress(data, 64)
-        elif magic == _ZSTD:
+            return zlib.decompressobj(31).decompress(data, size)
+        if magic == _ZSTD:
             import zstandard
 
-            text = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read(64)
-        else:
-            from fastwarc.stream_io import Lz4Reader
+            return bytes(zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read(size))
+        from fastwarc.stream_io import Lz4Reader
 
-            text = Lz4Reader(io.BytesIO(data)).read(64)
+        return bytes(Lz4Reader(io.BytesIO(data)).read(size))
     except (OSError, ValueError, zlib.error, EOFError):
-        return False
+        return b""
     except Exception as error:  # zstandard's own class, without importing it for gzip
         if type(error).__name__ != "ZstdError":
             raise
-        return False
-    return text.lstrip(b"\r\n").startswith(b"WARC/")
+        return b""

@@ -41,7 +41,8 @@ def resample(
 ) -> Documents:
     """Draw documents whose hashed n-grams are distributed as the target's (DSIR)."""
     from lmpipe.curation.dsir import bucket_counts, log_ratios
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_yield
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -60,7 +61,7 @@ def resample(
     records = out.run_shards(list(names), draw, runtime)
     kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("resample", num_input, kept, gather_parts(out, list(names)))
-    warn_of_low_yield(out, "resample", num_input, kept, runtime)
+    check_yield(out, "resample", num_input, kept, runtime)
     out.metric("input", num_input)
     out.metric("kept", kept)
     out.metric("limit", limit)

@@ -59,8 +59,8 @@ class SelectConfig(StageConfig):
     )
     thresholds_by_language: LanguageThresholds = Field(
         default_factory=dict,
-        description="What differs in a language, such as {de: {gopher_min_stop_words: null, "
-        "gopher_max_mean_word_length: 12}}.",
+        description="What differs in a language that is kept, such as {de: {gopher_min_stop_words: "
+        "null, gopher_max_mean_word_length: 12}}.",
     )
     min_quality_score: float | None = Field(
         None, ge=0, le=1, description="Lowest score of the quality classifier; null: off."
@@ -119,7 +119,13 @@ class SelectConfig(StageConfig):
     @field_validator("perplexity_bounds")
     @classmethod
     def _normalise_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
-        return {normalise_language(code): limit for code, limit in sorted(bounds.items())}
+        normal = {normalise_language(code): limit for code, limit in sorted(bounds.items())}
+        if len(normal) < len(bounds):
+            raise ValueError(f"perplexity_bounds names one language twice: {sorted(bounds)}")
+        for code, limit in normal.items():
+            if not 0 < limit < float("inf"):
+                raise ValueError(f"perplexity_bounds.{code}={limit} must be a perplexity above 0")
+        return normal
 
     @field_validator("languages")
     @classmethod
@@ -131,6 +137,38 @@ class SelectConfig(StageConfig):
             if not 0 <= score <= 1:
                 raise ValueError(f"languages.{code}={score} must lie in [0, 1]")
         return dict(sorted(normal.items()))
+
+    @model_validator(mode="after")
+    def _bounds_are_of_kept_languages(self) -> Self:
+        """Refuse bounds that no document would meet: the language is removed before they apply."""
+        cutoffs = self.perplexity_buckets.cutoffs if self.perplexity_buckets else {}
+        for name, by_language in (
+            ("thresholds_by_language", self.thresholds_by_language),
+            ("perplexity_bounds", self.perplexity_bounds),
+            ("perplexity_buckets.cutoffs", cutoffs),
+        ):
+            dropped = sorted(by_language.keys() - self.languages.keys()) if self.languages else []
+            if dropped:
+                raise ValueError(
+                    f"{name}.{dropped[0]}: select removes {dropped[0]!r}, only "
+                    f"{', '.join(self.languages)} are kept; add languages.{dropped[0]} with its "
+                    f"lowest probability, or take {' and '.join(dropped)} out of {name}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_given_in_vain(self) -> Self:
+        if self.perplexity_bounds and self.max_perplexity_percentile is None:
+            raise ValueError(
+                "perplexity_bounds stand in place of counted limits, and max_perplexity_percentile "
+                "is null: give it (0 to 100), or take perplexity_bounds out"
+            )
+        if self.short_text_score is not None and not self.short_text_words:
+            raise ValueError(
+                f"short_text_score={self.short_text_score:g} is for texts of fewer than "
+                "short_text_words words, which is 0: give it, or take short_text_score out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ensemble_has_its_columns(self) -> Self:
@@ -155,8 +193,8 @@ def select(
     from lmpipe.curation.bounds import find_limits
     from lmpipe.curation.margins import nearest_of
     from lmpipe.curation.perplexity_buckets import joined
-    from lmpipe.curation.yields import check_hosts, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts, warn_of_low_yield
+    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
+    from lmpipe.documents.ledger import assert_conserved, gather_parts
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
@@ -169,7 +207,7 @@ def select(
     _report(out, records, num_input, num_kept)
     if num_kept == 0:
         raise InputError(_nothing_kept(records, num_input))
-    warn_of_low_yield(out, "select", num_input, num_kept, runtime)
+    check_yield(out, "select", num_input, num_kept, runtime)
     check_hosts(out, "select", hosts_of(records), runtime)
     margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
     out.write_json("margins.json", margins)

@@ -7,9 +7,9 @@ names a gate, documents that break one of its rules are spared the costly scores
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
@@ -45,6 +45,15 @@ class SignalsConfig(StageConfig):
         default_factory=dict,
         description="What differs in the gate by language, as select's thresholds_by_language.",
     )
+
+    @model_validator(mode="after")
+    def _there_is_a_gate(self) -> Self:
+        if self.gate_by_language and self.gate is None:
+            raise ValueError(
+                f"gate_by_language names {sorted(self.gate_by_language)}, and gate is null: nothing"
+                " is gated; give gate: {} for the published bounds, or take gate_by_language out"
+            )
+        return self
 
 
 @stage(version=4, kind="exact")

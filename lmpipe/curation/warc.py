@@ -11,6 +11,7 @@ many the original is in the input. It makes no document, which would be a duplic
 
 import hashlib
 import io
+import os
 import re
 import zlib
 from collections import Counter
@@ -25,7 +26,12 @@ from fastwarc.warc import ArchiveIterator, WarcRecord
 
 from lmpipe.curation.arc import ArcError, arc_records, is_arc
 from lmpipe.curation.http import BodyTooLargeError, decode_body
-from lmpipe.curation.record_starts import record_start
+from lmpipe.curation.record_starts import (
+    begins_with,
+    declared_end,
+    is_cut_short,
+    record_start,
+)
 from lmpipe.documents.schema import document_id
 from lmpipe.errors import InputError
 
@@ -87,7 +93,9 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         self.census = census
         self.byte_range = byte_range
         self._keys: set[str] = set()
-        self._offset = 0
+        self._offset = 0  # where the reader stood: beyond a record's beginning, within a member
+        self._place = 0  # where reading must begin to come by the record
+        self._is_cut = False  # the record that was read last ended early, and is named
 
     def run(
         self, data: Iterator[Document] | None = None, rank: int = 0, world_size: int = 1
@@ -113,6 +121,8 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             is_end_known = is_empty or gap > self._offset
             if error or start is not None or (is_end_known and _has_more(self.path, gap, stop)):
                 yield self._unreadable(gap, error or "no record")
+            elif stop is None and not self._is_cut and is_cut_short(self.path, self._place):
+                yield self._unreadable(self._place, "a compressed member is cut short")
 
     def _bounds(self) -> tuple[int | None, int | None]:
         """Return where the range's first record begins, and where the next range's does."""
@@ -126,6 +136,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         with self.path.open("rb") as file:
             file.seek(start)
             quirks = _has_bare_newlines(self.path)
+            self._place = start
             for record in ArchiveIterator(file, parse_http=False, quirks_mode=quirks):
                 offset = int(record.stream_pos)
                 if stop is not None and offset >= stop:
@@ -135,13 +146,16 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                             " not (an archive inside a record?): set extract.split_bytes=0"
                         )
                     return
-                self._offset = offset
+                self._offset, self._is_cut = offset, False
+                headers = record.headers.asdict()
+                if begins_with(file, offset, [value.encode() for value in headers.values()]):
+                    self._place = offset
                 yield record
 
     def _arc_pages(self) -> Iterator[Document]:
         try:
             for offset, data in arc_records(self.path):
-                self._offset = offset
+                self._offset = self._place = offset
                 for record in ArchiveIterator(io.BytesIO(data), parse_http=False):
                     if (page := self._page(record)) is not None:
                         yield page
@@ -245,12 +259,13 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         score: float | None = None,
         bound: float | None = None,
     ) -> Document:
+        self._is_cut = reason == "truncated_record"
         return self._document(record, removed=reason, score=score, threshold=bound)
 
     def _document(self, record: WarcRecord, **metadata: Any) -> Document:
         self.census.records["pages"] += 1
         url = (record.headers.get("WARC-Target-URI") or "").strip("<> ")
-        place = f"{self.file_name}#{self._offset}"
+        place = f"{self.file_name}#{self._place}"
         key = record.record_id or place
         if key in self._keys:  # ids repeat in some crawls: the offset tells such records apart
             key = f"{key}@{place}/{len(self._keys)}"
@@ -263,7 +278,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                 "host": host_of(url),
                 "date": record.headers.get("WARC-Date"),
                 "warc_path": self.file_name,
-                "warc_offset": self._offset,
+                "warc_offset": self._place,
                 "warc_record_id": record.record_id,
                 **metadata,
             },
@@ -324,19 +339,17 @@ def _has_bare_newlines(path: Path) -> bool:
 def _end_of_record(path: Path, position: int) -> int:
     """Return where the record at `position` ends: the first byte that could not be read.
 
-    A gzip member says so itself; a plain record by its length. Of other compressions the start
-    of the last good record is all that is known.
+    A gzip member says so itself; a plain record by its length, unless that is beyond the file. Of
+    other compressions the start of the last good record is all that is known.
     """
     with path.open("rb") as file:
         file.seek(position)
         head = file.read(65_536)
         if head[:2] == b"\x1f\x8b":
             return _end_of_member(file, head, position)
-        match = re.search(rb"^Content-Length:\s*(\d+)\s*$", head, re.I | re.M)
-        blank = re.search(rb"\r?\n\r?\n", head)
-        if not head.startswith(b"WARC") or match is None or blank is None:
+        end = declared_end(head, position)
+        if end is None or end > file.seek(0, os.SEEK_END):
             return position
-        end = position + blank.end() + int(match.group(1))
         file.seek(end)
         rest = file.read(4)
         return end + len(rest) - len(rest.lstrip(b"\r\n"))

@@ -51,8 +51,8 @@ _BASE = np.uint64(0xD6E8FEB86659FD93)  # odd, so that no word's place is lost mo
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile for the machine; integers only, so that all machines agree.
 
-    Compiled code is kept on disk. A kernel calls kernels of its own file only: numba does not see
-    that a callee in another file has changed.
+    Compiled code is kept on disk, and numba does not see that a callee in another file has changed.
+    So a kernel calls kernels of its own file only, and `mix`, a published function that never does.
     """
     return cast(Callable[P, R], numba.njit(cache=True, nogil=True)(function))
 

@@ -4,7 +4,6 @@
 which worker removed what.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -15,10 +14,7 @@ import pyarrow.parquet as pq
 
 from lmpipe.documents.schema import REMOVED_SCHEMA
 from lmpipe.documents.write import DocumentWriter, rows_to_table
-from lmpipe.errors import InputError
-from lmpipe.runtime import Runtime
 
-MAX_REASONS = 20  # rows of a table in an error
 BUCKETS = "0123456789abcdef"
 
 
@@ -95,50 +91,6 @@ def assert_conserved(stage: str, num_input: int, num_kept: int, num_removed: int
     assert num_kept + num_removed == num_input, (
         f"{stage}: kept {num_kept} + removed {num_removed} != input {num_input}"
     )
-
-
-def warn_of_low_yield(
-    out: Any, stage: str, num_input: int, num_kept: int, runtime: Runtime
-) -> None:
-    """Raise an alarm if a stage keeps a smaller share of its documents than the run expects.
-
-    Call it after the ledger is written.
-
-    Raises:
-        InputError: the share lies outside the run's band; the reasons are listed. Nothing is
-            published then.
-    """
-    limit = runtime.alarm_kept_fraction
-    if num_kept < limit * num_input:
-        out.alarm(
-            "curation.low-yield",
-            f"{stage} keeps {num_kept} of {num_input} documents, below "
-            f"runtime.alarm_kept_fraction={limit:g}: look at its table of removals",
-            documents=num_input,
-            kept=num_kept,
-            limit=limit,
-        )
-    share = num_kept / max(1, num_input)
-    low, high = runtime.stop_kept_below, runtime.stop_kept_above
-    if num_input and not low <= share <= high:
-        reasons = [f"  {name}: {count}" for name, count in _reasons(out).most_common(MAX_REASONS)]
-        raise InputError(
-            f"{stage} stops: it keeps {num_kept} of {num_input} documents ({share:.1%}), outside "
-            f"stop_kept_below={low:g} to stop_kept_above={high:g}. Removed, by first reason:\n"
-            + "\n".join(reasons or ["  nothing"])
-            + f"\nChange what {stage} removes, or set stage_runtime.{stage}.stop_kept_… in the "
-            "recipe if this is meant"
-        )
-
-
-def _reasons(out: Any) -> Counter[str]:
-    """Count the first reasons in a ledger that was just written."""
-    counts: Counter[str] = Counter()
-    for name, record in out.files.items():
-        if name.startswith("removed/"):
-            with out.store.open(record.path) as file:
-                counts.update(pq.read_table(file, columns=["reason"])["reason"].to_pylist())
-    return counts
 
 
 def write_part(shard: Writable, key: str, rows: Iterable[Mapping[str, Any]]) -> int:

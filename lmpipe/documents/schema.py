@@ -58,6 +58,8 @@ DOCUMENT_SCHEMA = pa.schema(
         pa.field("host", pa.string()),
         pa.field("date", pa.string()),
         pa.field("warc_path", pa.string()),
+        # where to read from: the record's beginning, or that of the compressed member that holds
+        # it (several records in one stream: warc_record_id tells them apart). Imported: the row.
         pa.field("warc_offset", pa.int64()),
         pa.field("warc_record_id", pa.string()),
         pa.field("content_type", pa.string()),

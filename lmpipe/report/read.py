@@ -1,7 +1,8 @@
 """Read from artifacts what the report shows. Nothing else in this package opens a file.
 
-Counts come from manifests (row counts) and single Parquet columns, texts from the first shards
-only, so that the report of a run over billions of documents still takes seconds.
+Counts come from manifests (row counts) and single Parquet columns, scores from shards spread evenly
+over the run, texts from the row groups that hold them in so many of the first shards, so that the
+report of a run over billions of documents still takes seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 from lmpipe.artifacts.types import Artifact, Checkpoint, Documents
 
 MAX_SAMPLED_SHARDS = 4
+MAX_SEARCHED_SHARDS = 256
+MAX_SCORED_SHARDS = 64
 MAX_SAMPLED_DOCUMENTS = 20_000
 Row = dict[str, Any]
 
@@ -134,8 +137,19 @@ class DocumentStep:
 
     def texts(self, ids: set[str]) -> dict[str, str]:
         """Texts of the given documents, as far as the first shards hold them."""
-        rows = read_rows(self.artifact, "kept/", ["id", "text"], MAX_SAMPLED_SHARDS)
-        return {row["id"]: row["text"] or "" for row in rows if row["id"] in ids}
+        import pyarrow.parquet as pq
+
+        found: dict[str, str] = {}
+        for name in self.artifact.names("kept/")[:MAX_SEARCHED_SHARDS]:
+            with self.artifact.open(name) as file:
+                parquet = pq.ParquetFile(file)
+                for group in range(parquet.num_row_groups):
+                    if len(found) == len(ids):
+                        return found
+                    if ids & set(parquet.read_row_group(group, ["id"])["id"].to_pylist()):
+                        rows = parquet.read_row_group(group, ["id", "text"]).to_pylist()
+                        found |= {row["id"]: row["text"] or "" for row in rows if row["id"] in ids}
+        return found
 
     def kept_samples(self, count: int) -> list[Row]:
         """Documents spread evenly over the first shard."""
@@ -181,6 +195,26 @@ def read_rows(
                 seen += batch.num_rows
                 if max_shards and seen >= MAX_SAMPLED_DOCUMENTS:
                     break
+
+
+def read_values(artifact: Artifact, column: str) -> tuple[list[float], bool]:
+    """Return a column's values without nulls, and whether they are those of all kept documents.
+
+    Of many shards some are read, spread evenly: the files of a source are in an order that means
+    something, so the first ones would not stand for the others.
+    """
+    import pyarrow.parquet as pq
+
+    names = artifact.names("kept/")
+    stride = -(-len(names) // MAX_SCORED_SHARDS) if names else 1
+    values: list[float] = []
+    for name in names[::stride]:
+        with artifact.open(name) as file:
+            parquet = pq.ParquetFile(file)
+            if column in parquet.schema_arrow.names:
+                found = parquet.read(columns=[column])[column].drop_null().to_pylist()
+                values += map(float, found)
+    return values, stride == 1
 
 
 @dataclass(frozen=True)

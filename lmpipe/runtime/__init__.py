@@ -79,8 +79,8 @@ class Runtime(BaseModel):
         0.95,
         ge=0,
         le=1,
-        description="Stop if select takes a larger share of a host with stop_host_documents or "
-        "more; 1: off.",
+        description="Stop if a curation stage takes a larger share of a host with "
+        "stop_host_documents or more; 1: off; stage_runtime.STAGE.… for one alone.",
     )
     stop_host_documents: int = Field(
         200, ge=1, le=10**9, description="Documents from which a host's losses are looked at."

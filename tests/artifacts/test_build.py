@@ -280,6 +280,37 @@ def test_a_damaged_manifest_stops_nobody_who_asks_for_another_artifact(store: St
         find_by_prefix(store, damaged[:8])
 
 
+def test_a_disk_that_fills_up_under_a_shard_is_named_and_the_next_run_goes_on(
+    store: Store, monkeypatch
+):
+    """/dev/full stands for the disk: it takes no byte."""
+    opened = Store.open
+
+    def full(self: Store, path: str, mode: str = "rb") -> object:
+        if path.endswith("kept/00001.txt"):
+            return open("/dev/full", "wb")  # noqa: PTH123
+        return opened(self, path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "open", full)
+        with pytest.raises(
+            StoreError, match=r"no space left for file://.*kept/00001\.txt: nothing"
+        ):
+            make(store)
+    assert find(count, identify(count, CountConfig(), {}), store, Runtime()) is None
+
+    def spill(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.artifacts.stages._write", spill)
+        with pytest.raises(
+            StoreError, match=r"no space left for temporary files in /.*, or in file:"
+        ):
+            make(store)
+    assert make(store).metrics["lines"] == 6
+
+
 def test_the_nearest_artifact_is_named_with_the_fields_that_differ(store: Store):
     first = make(store)
     manifest, differences = nearest(store, count, CountConfig(lines=7), {})

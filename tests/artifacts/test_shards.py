@@ -8,7 +8,7 @@ import pytest
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.shards import _progress
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import ConfigError, StoreUnavailable
+from lmpipe.errors import ConfigError, StageFailed, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import CountConfig, count
 
@@ -90,3 +90,23 @@ def test_progress_goes_on_after_a_store_was_away(error: Exception) -> None:
 
     with _progress(Listening(), ["00000", "00001"], already=2):  # type: ignore[arg-type]
         assert shown.wait(30)
+
+
+def test_a_worker_that_is_killed_fails_the_stage_and_the_next_attempt_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory killer takes one worker of several; datatrove's own pool waits for it for ever."""
+    store, runtime = Store(str(tmp_path / "store")), Runtime(workers=2)
+    config = CountConfig(num_shards=6, die_at="00004")
+    with pytest.raises(StageFailed, match=r"a worker process ended.*fewer runtime\.workers.*kept"):
+        build(count, config, {}, store=store, runtime=runtime)
+    done = [path.stem for path in (tmp_path / "store").rglob("done/*.json")]
+    assert {"00000", "00001"} <= set(done) and "00004" not in done
+    monkeypatch.setenv("SURVIVE", "1")
+    said: list[str] = []
+    made = build(
+        count, config, {}, store=store, runtime=runtime,
+        sink=lambda event: said.append(str(event.get("message"))),
+    )  # fmt: skip
+    assert made.metrics["lines"] == 18
+    assert any(f"adopted {len(done)} of 6 shards" in message for message in said)

@@ -436,3 +436,37 @@ def test_output_of_a_small_input_is_golden(bench: Workbench):
         digest.update(result.read_bytes(name))
     digest.update(json.dumps([sorted(kept(result)), sorted(removed(result).items())]).encode())
     assert (dedup.version, digest.hexdigest()[:16]) == (2, "e694325d387d79ab")
+
+
+def test_a_host_that_is_lost_stops_dedup_with_a_table_unless_it_was_crawled_before(
+    bench: Workbench,
+):
+    """A wrong normaliser or a template wipes a site out as surely as a wrong bound."""
+    rows = [(f"page{n}", "b.example", " ".join(prose(n))) for n in range(20)]
+    rows += [(f"copy{n}", "mirror.example", " ".join(prose(n)[:-3])) for n in range(20)]
+    config = GivenConfig(shards=(tuple(rows[::2]), tuple(rows[1::2])))
+    bench.runtime = {"stop_host_documents": 20}
+    with pytest.raises(InputError, match=r"dedup stops.*=0\.95 of mirror\.example\n") as error:
+        run(bench, config)
+    said = str(error.value).splitlines()
+    assert said[1:3] == [
+        "  mirror.example: 0 of 20 kept, 100.0% lost",
+        "  b.example: 20 of 20 kept, 0.0% lost",
+    ]
+    assert "lmpipe why ID" in said[-1] and "stage_runtime.dedup.stop_host_lost" in said[-1]
+    for seed, runtime in enumerate(
+        ({"stop_host_documents": 21}, {"stop_host_documents": 20, "stop_host_lost_fraction": 1.0})
+    ):
+        bench.runtime = runtime
+        assert len(kept(run(bench, config, seed=seed))) == 20
+    # what an earlier crawl holds is no loss: a second crawl of a site repeats it by intention
+    bench.runtime = {"stop_host_documents": 20}
+    first = run(bench, GivenConfig(shards=(tuple(rows[:20]),)))
+    again = [(f"again-{key}", host, text) for key, host, text in rows[:20]]
+    documents = bench.run(
+        given, GivenConfig(shards=((*again, ("new", "c.example", "a new text")),))
+    )
+    second = bench.run(dedup, DedupConfig(), documents, [first])
+    assert set(kept(second)) == {id_of("new")} and second.metrics["repeats_of_earlier"] == 20
+    (table,) = [e["rows"] for e in bench.events if e.get("name") == "hosts"][-1:]
+    assert table == [{"host": "c.example", "documents": 1, "kept": 1, "lost": "0.0%"}]

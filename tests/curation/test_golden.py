@@ -46,10 +46,10 @@ def digest(documents: Documents) -> str:
 
 
 GOLDEN_EXTRACT = {
-    "cascade": (3, "9cb219fe50c983d0"),
-    "trafilatura": (3, "1300312f2a77c61f"),
-    "trafilatura_fast": (3, "f0d0702637324ce0"),
-    "resiliparse": (3, "bc2770e7923b47d7"),
+    "cascade": (4, "ff46be5409cb95ff"),
+    "trafilatura": (4, "bd88998307478e12"),
+    "trafilatura_fast": (4, "0355b7a09db8af5c"),
+    "resiliparse": (4, "c336b0ef9fce00b4"),
 }
 GOLDEN_TEXTS = {
     "import_documents": (2, "9a28d0ec691efde2"),

@@ -3,6 +3,7 @@ import hashlib
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,7 @@ from lmpipe.documents.read import (
     read_removed,
     shard_names,
 )
-from lmpipe.documents.schema import DOCUMENT_SCHEMA
+from lmpipe.documents.schema import DOCUMENT_SCHEMA, document_id
 from lmpipe.errors import InputError
 from tests.curation.conftest import Workbench
 
@@ -183,3 +184,54 @@ def test_hostile_rows_cost_themselves_only(bench: Workbench) -> None:
     assert column(documents, "text") == ["half a pair", "last"]
     assert column(documents, "url") == ["http://a.example/?", None]
     assert documents.metrics["removed"] == {"invalid_json": 2}
+
+
+def test_hostile_values_of_parquet_cost_themselves_only(bench: Workbench) -> None:
+    """Times that Python has no year for, strings that are no UTF-8, no wanted column at all."""
+    ends = pa.py_buffer(np.array([0, 2, 4, 6], np.int32))
+    bad = pa.Array.from_buffers(pa.string(), 3, [None, ends, pa.py_buffer(b"ok\xff\xfeaz")])
+    dates = pa.array([0, 2**62, None], pa.timestamp("us"))
+    source = bench.files(
+        "corpus",
+        a__parquet=parquet(pa.table({"text": bad, "date": dates})),
+        b__parquet=parquet(pa.table({"text": ["x", "y", "z"], "date": dates, "url": bad})),
+        c__parquet=parquet(pa.table({"body": ["x", "y"]})),
+        d__parquet=parquet(pa.table({"text": [1, 2]})),
+    )
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert column(documents, "text") == ["ok", "az", "x", "y", "z"]
+    assert column(documents, "date") == [
+        "1970-01-01 00:00:00",
+        None,
+        "1970-01-01 00:00:00",
+        None,
+        None,
+    ]
+    assert column(documents, "url")[2:] == ["ok", "\ufffd\ufffd", "az"]
+    assert documents.metrics["removed"] == {"no_text_field": 2, "text_is_no_string": 3}
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_compressed_file_that_is_none_or_ends_too_early_is_named(
+    bench: Workbench, suffix: str
+) -> None:
+    pack = gzip.compress if suffix == "gz" else zstandard.compress
+    rows = [b'{"text": "%d"}\n' % number for number in range(9_000)]
+    two = pack(b"".join(rows[:10])) + pack(b"".join(rows[10:]))
+    files = {"a": two, "b": two[:-9], "c": rows[0], "d": b"", "e": two[: len(two) // 2]}
+    source = bench.files("x", **{f"{name}__jsonl__{suffix}": data for name, data in files.items()})
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    counts = [count_rows(documents, name) for name in shard_names(documents)]
+    assert counts[0] == 9_000 and counts[2:4] == [0, 0]
+    assert 5_000 < counts[1] <= 9_000 and 10 <= counts[4] < 9_000
+    assert documents.metrics["removed"] == {"unreadable_file": 3}
+
+
+def test_rows_of_one_name_are_distinct_documents(bench: Workbench) -> None:
+    rows = [{"text": "one", "id": 7}, {"text": "two", "id": 7}, {"text": "three", "id": None},
+            {"text": "four", "id": 2}, {"text": "five"}]  # fmt: skip
+    source = bench.files("x", a__jsonl="\n".join(json.dumps(row) for row in rows))
+    documents = bench.run(import_documents, ImportDocumentsConfig(id_field="id"), source)
+    ids = column(documents, "id")
+    assert len(set(ids)) == 5
+    assert ids[0] == document_id("x", "a.jsonl#7")

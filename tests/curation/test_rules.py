@@ -23,10 +23,11 @@ BRACKET = next(rule for rule in RULES if rule.name == "c4_no_curly_bracket")
 
 def test_a_language_has_its_own_bound_and_others_the_common_one() -> None:
     by_language = SelectConfig(
+        languages={},
         thresholds_by_language={
             "deu": {"gopher_min_words": 30},
             "zh-CN": {"gopher_min_words": None, "c4_no_curly_bracket": False},
-        }
+        },
     ).thresholds_by_language
     languages = ["en", "de", "zh", None]
     bounds = Bounds(Thresholds(), by_language, languages)
@@ -49,12 +50,12 @@ def test_equal_meanings_have_one_form_and_so_one_id() -> None:
         {"de": {"gopher_min_words": 30, "gopher_max_top_2_gram": 1}},
         {"deu-AT": {"gopher_max_top_2_gram": 1.0, "gopher_min_words": 30.0}},
     ]
-    configs = [SelectConfig(thresholds_by_language=value) for value in written]
+    configs = [SelectConfig(languages={}, thresholds_by_language=value) for value in written]
     identities = [canonical_json(config.model_dump(mode="json")) for config in configs]
     assert identities[0] == identities[1]
     again = SelectConfig.model_validate(json.loads(configs[0].model_dump_json()))
     assert again == configs[0]
-    gate = SignalsConfig(gate_by_language=written[0])
+    gate = SignalsConfig(gate=Thresholds(), gate_by_language=written[0])
     assert gate.gate_by_language == configs[0].thresholds_by_language
 
 
@@ -72,6 +73,50 @@ def test_what_cannot_be_meant_is_refused_by_key_and_range() -> None:
         ):
             with pytest.raises((ValidationError, ValueError), match=hint):
                 model.model_validate({field: bad})
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (
+            {"thresholds_by_language": {"de": {}, "fr": {}}},
+            r"thresholds_by_language\.de: select removes 'de', only en are kept; add languages\.de"
+            ".*or take de and fr out of thresholds_by_language",
+        ),
+        (
+            {"languages": {"fr": 0.5}, "thresholds_by_language": {"en": {}}},
+            r"thresholds_by_language\.en: select removes 'en', only fr",
+        ),
+        (
+            {"max_perplexity_percentile": 50, "perplexity_bounds": {"deu": 300}},
+            r"perplexity_bounds\.de: select removes 'de'",
+        ),
+        (
+            {"perplexity_buckets": {"cutoffs": {"de": [10, 20]}}},
+            r"perplexity_buckets\.cutoffs\.de: select removes 'de'",
+        ),
+        ({"perplexity_bounds": {"en": 300}}, "max_perplexity_percentile is null: give it"),
+        (
+            {"max_perplexity_percentile": 50, "perplexity_bounds": {"en": -3}},
+            r"perplexity_bounds\.en=-3\.0 must be a perplexity above 0",
+        ),
+        (
+            {"max_perplexity_percentile": 50, "perplexity_bounds": {"en": 3, "eng": 4}},
+            "names one language twice",
+        ),
+        ({"short_text_score": 0.3}, "short_text_words words, which is 0"),
+    ],
+)
+def test_a_bound_that_would_meet_no_document_is_refused(given: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ValidationError, match=hint):
+        SelectConfig.model_validate(given)
+    if "languages" not in given and "by_language" in str(given):
+        assert SelectConfig.model_validate(given | {"languages": {}}).thresholds_by_language
+
+
+def test_a_gate_by_language_without_a_gate_is_refused() -> None:
+    with pytest.raises(ValidationError, match="nothing is gated; give gate: "):
+        SignalsConfig(gate_by_language={"de": {"gopher_min_words": 3}})
 
 
 def test_select_judges_each_document_by_its_languages_bounds(bench: Workbench) -> None:

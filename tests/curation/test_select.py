@@ -12,8 +12,11 @@ from pydantic import ValidationError
 
 from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.types import Documents
+from lmpipe.curation.decontaminate import DecontaminateConfig, decontaminate
 from lmpipe.curation.dedup import DedupConfig, dedup
+from lmpipe.curation.dedup_passages import DedupPassagesConfig, dedup_passages
 from lmpipe.curation.draws import Ensemble, bands, pareto_limits
+from lmpipe.curation.extract import ExtractConfig, extract
 from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
 from lmpipe.curation.quality_classifier import (
     QualityClassifierConfig,
@@ -34,6 +37,7 @@ from lmpipe.documents.schema import SIGNAL_COLUMNS
 from lmpipe.errors import ConfigError, InputError
 from tests.curation.conftest import Workbench
 from tests.curation.given import MeasuredConfig, measured
+from tests.curation.warcs import page, response
 
 DATA = Path(__file__).parents[2] / "flows/recipes/demo_data"
 EXAMPLES = DATA / "quality" / "examples.jsonl"
@@ -373,6 +377,57 @@ def test_a_host_that_is_lost_stops_select_with_a_table(bench: Workbench) -> None
         assert count_documents(bench.run(select, passing, documents)) == 109
     tables = [event["rows"] for event in bench.events if event.get("name") == "hosts"]
     assert [row["host"] for row in tables[-1]] == ["small", "lost", "half"]
+
+
+def test_a_lost_host_stops_extraction_import_and_what_comes_after_dedup(bench: Workbench) -> None:
+    bench.runtime = {"stop_host_documents": 5}
+    blank = b"<html><body></body></html>"
+    records = [
+        response(page(n) if host == "good" else blank, url=f"http://{host}.example/{n}",
+                 record_id=f"<urn:{host}{n}>")
+        for n in range(6) for host in ("good", "blank")
+    ]  # fmt: skip
+    crawl = bench.files("crawl", a__warc=b"".join(records))
+    with pytest.raises(
+        InputError, match=r"extract stops: .* of blank\.example\n  blank\.example: 0"
+    ):
+        bench.run(extract, ExtractConfig(extractor="cascade"), crawl)
+
+    def row(host: str, text: str) -> str:
+        return json.dumps({"url": f"http://{host}.example/", "text": text})
+
+    texts = [json.loads(line)["text"] for line in EXAMPLES.read_text().splitlines()[:6]]
+    lines = [row("good", text) for text in texts] + [row("blank", "")] * 6
+    with pytest.raises(InputError, match=r"import_documents stops: .* of blank\.example\n"):
+        bench.run(
+            import_documents, ImportDocumentsConfig(), bench.files("i", a__jsonl="\n".join(lines))
+        )
+
+    menu = "Home products about us contact and search the whole of this long site"
+    lines = [row("good", f"{menu}\n{text}") for text in texts] + [row("menus", menu)] * 6
+    documents = bench.run(
+        import_documents, ImportDocumentsConfig(), bench.files("j", a__jsonl="\n".join(lines))
+    )
+    with pytest.raises(InputError, match=r"dedup_passages stops: .* of menus\.example\n"):
+        bench.run(dedup_passages, DedupPassagesConfig(), documents)
+    item = {"question": texts[0], "answer": "none of the above at all"}
+    leaked = [row("good", text) for text in texts[1:]] + [
+        row("leaky", f"{texts[0]} {n}") for n in range(6)
+    ]
+    documents = bench.run(
+        import_documents, ImportDocumentsConfig(), bench.files("k", a__jsonl="\n".join(leaked))
+    )
+    benchmarks = bench.files("eval", quiz__jsonl=json.dumps(item) + "\n")
+    with pytest.raises(InputError, match=r"decontaminate stops: .* of leaky\.example\n"):
+        bench.run(decontaminate, DecontaminateConfig(), documents, benchmarks)
+
+
+def test_documents_without_a_host_are_lost_as_none(bench: Workbench) -> None:
+    rows = "\n".join([*['{"text": ""}'] * 300, '{"text": "one"}'])
+    made = bench.run(import_documents, ImportDocumentsConfig(), bench.files("c", a__jsonl=rows))
+    assert made.metrics["kept"] == 1
+    (table,) = [event["rows"] for event in bench.events if event.get("name") == "hosts"]
+    assert table == [{"host": "no host", "documents": 301, "kept": 1, "lost": "99.7%"}]
 
 
 def test_a_yield_outside_its_band_stops_any_stage_with_its_reasons(bench: Workbench) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from datatrove.data import Document
+from fastwarc.warc import ArchiveIterator
 
 from lmpipe.bench.archives import num_undefined
 from lmpipe.curation.warc import Census, WarcPages
@@ -224,6 +225,25 @@ def test_an_archive_in_one_compressed_stream_lies_in_its_first_range(tmp_path: P
     assert counts == [9, 0]
 
 
+@pytest.mark.parametrize("suffix", ["", "gz", "zst", "lz4"])
+@pytest.mark.parametrize("per_member", [1, 4, 9])
+def test_a_record_is_found_again_by_its_offset_and_id(
+    tmp_path: Path, suffix: str, per_member: int
+) -> None:
+    """Also in archives that some writers compress as one stream, or several records at a time."""
+    path, all_ = tmp_path / "x.warc", records(9)
+    groups = [b"".join(all_[at : at + per_member]) for at in range(0, 9, per_member)]
+    path.write_bytes(b"".join(packed(group, suffix) for group in groups))
+    pages, census = read(path)
+    assert len(pages) == 9 and not census.unreadable
+    for number, document in enumerate(pages):
+        with path.open("rb") as file:
+            file.seek(document.metadata["warc_offset"])
+            found = [record.record_id for record in ArchiveIterator(file, parse_http=False)]
+        place = number % per_member if suffix else 0
+        assert found[place] == document.metadata["warc_record_id"]
+
+
 def test_a_start_that_is_none_is_refused_with_the_remedy(tmp_path: Path) -> None:
     inner = b"<html><p>" + b"x" * 500 + b"\r\n\r\n" + response(page(1)) + b"</html>"
     path = tmp_path / "x.warc"
@@ -309,3 +329,44 @@ def test_bodies_in_brotli_and_dates_cut_short_are_read(tmp_path: Path) -> None:
     pages, _ = read_bytes(tmp_path, data)
     assert pages[0].metadata["body"] == page(3)
     assert pages[0].metadata["date"] == "2024-01-01T00:0"
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("per_member", [1, 9])
+def test_a_stream_that_ends_too_early_is_named_whatever_record_it_ends_in(
+    tmp_path: Path, suffix: str, per_member: int
+) -> None:
+    """Readers take the end of the file for that of the records: pages after it went in silence."""
+    kinds = b"WARC-Type: response", b"WARC-Type: request"
+    requests = [record.replace(*kinds) for record in records(9)]
+    all_ = [*requests[:5], *records(9)[5:]] if per_member > 1 else [records(9)[0], *requests[1:]]
+    members = [
+        packed(b"".join(all_[at : at + per_member]), suffix) for at in range(0, 9, per_member)
+    ]
+    data = b"".join(members)
+    last = len(data) - len(members[-1])
+    whole, census = read_bytes(tmp_path, data)
+    assert not census.unreadable and all("body" in page.metadata for page in whole)
+    for size in range(last + 40, len(data), max(1, len(members[-1]) // 40)):
+        pages, census = read_bytes(tmp_path, data[:size])
+        reasons = {page.metadata.get("removed") for page in pages[-1:]}
+        assert reasons <= {"unreadable_archive", "truncated_record"} and reasons, size
+        if reasons == {"unreadable_archive"}:
+            named = int(census.unreadable[-1].partition("from byte ")[2].partition(":")[0])
+            # of zstd the last good record is known
+            assert named == last or (suffix == "zst" and named == last - len(members[-2])), size
+
+
+@pytest.mark.parametrize("length", ["-", "x", "9" * 20, "9" * 15, ""])
+@pytest.mark.parametrize("suffix", ["", "gz"])
+def test_a_length_that_cannot_be_costs_its_record_and_no_other(
+    tmp_path: Path, length: str, suffix: str
+) -> None:
+    all_ = records(3)
+    all_[1] = all_[1].replace(b"Content-Length: ", f"Content-Length: {length}".encode(), 1)
+    if not length:  # one that is too small
+        all_[1] = all_[1].replace(b"Content-Length: ", b"Content-Length: 1 #", 1)
+    pages, _ = read_bytes(tmp_path, b"".join(packed(record, suffix) for record in all_))
+    good = [page.metadata["url"][-1] for page in pages if "body" in page.metadata]
+    assert good == ["0", "2"]
+    assert any(page.metadata.get("removed") for page in pages)

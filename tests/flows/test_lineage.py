@@ -188,7 +188,7 @@ def test_trace_goes_back_to_the_record_and_forward_to_the_tokens(made: dict[str,
     said = command("trace", copy, "--store", str(made["root"]))
     assert f"duplicate of {keeper}" in said
     assert "tokens " not in said
-    with pytest.raises(StoreError, match="32 hex digits"):
+    with pytest.raises(StoreError, match="name the store that it was made in"):
         command("trace", "f" * 32, "--store", str(made["root"]))
 
 
@@ -213,6 +213,34 @@ def test_trace_shows_the_address_of_a_page_that_extract_removed(tmp_path: Path) 
     addresses = sorted(text.splitlines()[0] for text in said)
     assert addresses[1] == "url: http://empty.example/x"
     assert addresses[0].startswith("url: a.warc#")
+    offset = len(response(page(1), record_id="<urn:1>"))
+    for lines in (text.splitlines() for text in said):
+        is_empty = lines[0] == "url: http://empty.example/x"
+        place = offset if is_empty else offset + len(empty)
+        assert lines[1:5] == [
+            "date: 2024-01-01T00:00:00Z",
+            "warc_path: a.warc",
+            f"warc_offset: {place}",
+            f"warc_record_id: <urn:uuid:{0 if is_empty else 7}>",
+        ]
+
+
+@pytest.mark.parametrize("name", ["why", "trace"])
+def test_what_is_no_documents_id_or_in_no_store_is_told_apart(
+    made: dict[str, object], name: str, tmp_path: Path
+) -> None:
+    root, known = str(made["root"]), f"{7 * 2654435761 % 2**32:032x}"
+    for bad in ("xyz", known[:31], known + "0", known[:31] + "g", ""):
+        if bad or name == "why":
+            with pytest.raises(
+                ConfigError, match=rf"32 hexadecimal digits, got '{bad}' \({len(bad)}"
+            ):
+                command(name, bad, "--store", root)
+    with pytest.raises(StoreError, match=r"there is no artifact in file://.*right --store"):
+        command(name, known, "--store", str(tmp_path / "elsewhere"))
+    with pytest.raises(StoreError, match=r"holds f{32}"):
+        command(name, "f" * 32, "--store", root)
+    assert command(name, known.upper(), "--store", root) == command(name, known, "--store", root)
 
 
 def test_why_names_reason_score_and_threshold(made: dict[str, object]) -> None:

@@ -229,6 +229,36 @@ def test_the_report_names_the_recipe_and_changes_that_repeat_the_run(tmp_path: P
     assert load_recipe("demo", many).report.recipe == "demo"
 
 
+def test_an_extended_recipes_files_are_found_from_wherever_the_new_one_lies(tmp_path: Path):
+    (tmp_path / "crawl.warc").touch()
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: demo\nname: mine\nstore: {{root: {tmp_path}}}\n"
+        "sources: {crawl: {paths: [crawl.warc]}}\n"
+    )
+    mine, demo = load_recipe(str(tmp_path / "mine.yaml")), load_recipe("demo")
+    (path,) = mine.sources.quality_examples.paths
+    assert path == str(Path(demo.base) / demo.sources.quality_examples.paths[0])
+    assert mine.sources.language_model == demo.sources.language_model  # package://
+    assert mine.sources.crawl is not None and mine.sources.crawl.paths == ("crawl.warc",)
+    steps = {step.name for step in plan_run("curate", mine, Selection())}
+    assert {"source[crawl]", "source[quality_examples]"} <= steps
+    (tmp_path / "based.yaml").write_text(f"extends: demo\nname: based\nbase: {demo.base}\n")
+    assert load_recipe(str(tmp_path / "based.yaml")).sources == demo.sources
+    (tmp_path / "mixed.yaml").write_text(
+        "extends: mine.yaml\nname: mixed\n"
+        "sources: {mixture: {code: {paths: [code.txt, '@list.txt', s3://bucket/x]}}}\n"
+    )
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/last.yaml").write_text("extends: ../mixed.yaml\nname: last\n")
+    last = load_recipe(str(tmp_path / "below/last.yaml"))
+    folder = tmp_path / "below/.."
+    assert last.sources.mixture["code"].paths == (
+        f"{folder}/code.txt", f"@{folder}/list.txt", "s3://bucket/x"
+    )  # fmt: skip
+    assert last.sources.crawl is not None and last.sources.quality_examples.paths == (path,)
+    assert last.sources.crawl.paths == (f"{folder}/crawl.warc",)
+
+
 def test_a_recipe_survives_the_trip_through_json():
     recipe = load_recipe("demo")
     assert PipelineConfig.model_validate_json(recipe.model_dump_json()) == recipe
@@ -278,6 +308,7 @@ def test_models_and_labelled_files_of_a_recipe_become_inputs_of_signals(tmp_path
         "nsfw_classifier.rename_labels={porn: nsfw}",
         "select.max_nsfw=0.5",
         "select.perplexity_buckets.keep=[head, middle]",
+        "select.languages.de=0.4",
         "select.thresholds_by_language.de.gopher_min_stop_words=null",
     ]
     recipe = load_recipe("demo", changes)

@@ -13,13 +13,15 @@ import pytest
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, Report
+from lmpipe.documents.schema import document_id
 from lmpipe.report.blocks import Code, Table
-from lmpipe.report.read import Run
+from lmpipe.report.read import DocumentStep, Run, read_values
 from lmpipe.report.report import ReportConfig, report
 from lmpipe.report.sections import vocabulary
 from lmpipe.report.sections.accounts import reproduce
 from lmpipe.report.wording import percent
 from lmpipe.runtime import Runtime
+from tests.curation.given import MeasuredConfig, measured
 from tests.report.fake_run import HOSTILE
 
 SECTIONS = [
@@ -276,3 +278,28 @@ def test_the_stage_writes_both_files_and_counts_them(made: Report) -> None:
     assert made.names() == ["report.html", "report.md"]
     assert made.metrics["sections"] == len(SECTIONS)
     assert made.metrics["bytes"] < 400_000
+
+
+def test_scores_and_texts_come_from_shards_all_over_a_run(tmp_path: Path) -> None:
+    """A source's files are in an order that means something: the first do not stand for all."""
+    rows = [
+        ({"key": f"{shard}", "language": "en", "quality_score": shard / 100},)
+        for shard in range(100)
+    ]
+    store = Store(str(tmp_path))
+
+    def values(count: int) -> tuple[list[float], bool]:
+        config = MeasuredConfig(shards=tuple(rows[:count]))
+        return read_values(
+            build(measured, config, {}, store=store, runtime=Runtime()), "quality_score"
+        )
+
+    few, is_all = values(60)
+    assert len(few) == 60 and is_all
+    spread, is_all = values(100)
+    assert [round(100 * value) for value in spread] == list(range(0, 100, 2)) and not is_all
+    documents = build(
+        measured, MeasuredConfig(shards=tuple(rows)), {}, store=store, runtime=Runtime()
+    )
+    wanted = {document_id("test", key): f"text of {key}" for key in ("0", "57", "99")}
+    assert DocumentStep(documents).texts({*wanted, "no such id"}) == wanted

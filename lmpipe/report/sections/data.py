@@ -18,14 +18,7 @@ from lmpipe.report.blocks import (
     Tile,
     Tiles,
 )
-from lmpipe.report.read import (
-    MAX_SAMPLED_SHARDS,
-    DocumentStep,
-    Row,
-    Run,
-    optional_json,
-    read_rows,
-)
+from lmpipe.report.read import DocumentStep, Row, Run, optional_json, read_values
 from lmpipe.report.svg import Chart, Line, line_chart, number
 from lmpipe.report.wording import count, excerpt, percent
 
@@ -211,7 +204,8 @@ def _scores(run: Run) -> Charts | None:
 
 
 def _histogram(before: Artifact, after: Artifact | None, column: str, title: str) -> Chart | None:
-    found = [_values(artifact, column) for artifact in (before, after) if artifact is not None]
+    read = [read_values(artifact, column) for artifact in (before, after) if artifact is not None]
+    found = [values for values, _ in read]
     if not found[0]:
         return None
     log = column == "kenlm_perplexity"
@@ -231,14 +225,10 @@ def _histogram(before: Artifact, after: Artifact | None, column: str, title: str
         lines.append(
             Line(name, [math.exp(m) for m in middles] if log else middles, counts, number_)
         )
+    label = "documents" if read[0][1] else f"documents of {len(found[0]):,}"
     return line_chart(
-        title, lines, x_label=column.replace("_", " "), y_label="documents", log="x" if log else ""
+        title, lines, x_label=column.replace("_", " "), y_label=label, log="x" if log else ""
     )
-
-
-def _values(artifact: Artifact, column: str) -> list[float]:
-    rows = read_rows(artifact, "kept/", [column], MAX_SAMPLED_SHARDS)
-    return [float(row[column]) for row in rows if row.get(column) is not None]
 
 
 def margins(run: Run) -> Section:
