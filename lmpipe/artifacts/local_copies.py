@@ -6,7 +6,6 @@ A folder that nobody holds goes once it was not asked for in KEEP_SECONDS, or at
 is full. Age alone would not do: a run reads its tokens for weeks, and asked for them on day one.
 """
 
-import errno
 import fcntl
 import functools
 import hashlib
@@ -16,6 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from lmpipe.artifacts.store import FULL
+from lmpipe.errors import StoreError
 
 KEEP_SECONDS = 7 * 24 * 3600
 LOCK = ".in-use"  # its age is the time since the folder was asked for
@@ -74,8 +76,9 @@ def with_room(write: Callable[[], None]) -> None:
     """Write a copy; if the disk is full, drop what nobody holds and try once more."""
     try:
         write()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not prune(0):
+    except (OSError, StoreError) as error:
+        reason = error.__cause__ if isinstance(error, StoreError) else error
+        if not (isinstance(reason, OSError) and reason.errno in FULL and prune(0)):
             raise
         write()
 

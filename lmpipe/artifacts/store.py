@@ -222,7 +222,7 @@ class Store:
         local.parent.mkdir(parents=True, exist_ok=True)
         partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
         try:
-            with self._errors_of(path):
+            with self._errors_of(path), names_full_disk(str(local)):
                 self.fs.get_file(self.full(path), str(partial))
             partial.replace(local)
         except FileNotFoundError as error:
@@ -340,7 +340,7 @@ def names_full_disk(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         raise StoreError(
             f"no space left for {what}: nothing was published; free space and run again"
