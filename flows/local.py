@@ -3,6 +3,9 @@
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 from prefect import flow
 from prefect.logging.handlers import APILogWorker
@@ -17,6 +20,19 @@ from tasks.plan import Step
 from tasks.selection import Selection
 
 DRAIN_SECONDS = 600.0
+
+
+class _Server(SubprocessASGIServer):
+    """The ephemeral server in a session of its own, out of the reach of a Ctrl-C in the terminal.
+
+    It has to take down how the run ended. Ended together with it, it left the run waiting for an
+    answer for minutes. Prefect has no option for that.
+    """
+
+    def _run_uvicorn_command(self) -> "subprocess.Popen[Any]":
+        detached = partial(subprocess.Popen, start_new_session=True)
+        with patch.object(subprocess, "Popen", detached):
+            return super()._run_uvicorn_command()
 
 
 def run_locally(
@@ -48,13 +64,13 @@ def _ephemeral_server() -> Iterator[None]:
     if settings.api.url or not settings.server.ephemeral.enabled:
         yield
         return
-    server = SubprocessASGIServer()  # the one instance that Prefect's own clients take too
+    server = _Server()  # the one instance that Prefect's own clients take too
     server.start(timeout=settings.server.ephemeral.startup_timeout_seconds)
     assert server.server_process is not None
     guard = subprocess.Popen(
         ["sh", "-c", f"read line; kill {server.server_process.pid} 2> /dev/null"],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # out of the reach of a Ctrl-C in the terminal
+        start_new_session=True,
     )
     try:
         yield

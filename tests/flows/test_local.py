@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from flows import local
+from flows import cli, local
 from flows.recipe import load_recipe
 from tasks.selection import Selection
 from tests.architecture.modules import REPOSITORY
@@ -48,6 +49,32 @@ def test_log_lines_are_handed_in_before_the_server_ends(
     except Failure:
         assert fails
     assert happened == ["run", "lines handed in", "server ends"]
+
+
+def test_the_ephemeral_server_is_out_of_the_reach_of_a_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a terminal every process of the group gets it; the server must outlive the run's end."""
+    started: list[dict[str, object]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda **options: started.append(options))
+    local._Server(port=1)._run_uvicorn_command()
+    assert [options["start_new_session"] for options in started] == [True]
+    local.SubprocessASGIServer._instances.pop(1)
+
+
+def test_ctrl_c_ends_a_run_with_one_line_and_the_shells_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "run_locally", interrupted)
+    monkeypatch.setattr(cli, "_prepare_prefect", lambda: None)
+    result = CliRunner().invoke(cli.app, ["run", "demo", "--set", f"store.root={tmp_path}"])
+    assert result.exit_code == 130
+    assert "interrupted: finished stages, shards and checkpoints are kept" in " ".join(
+        result.output.split()
+    )
 
 
 PROGRAM = """
