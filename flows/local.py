@@ -1,9 +1,11 @@
 """A flow run in this process, under Prefect's ephemeral server or whichever the profile names."""
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +17,7 @@ from prefect.settings import get_current_settings
 
 from flows.recipe import PipelineConfig
 from flows.run import execute
+from lmpipe.errors import ConfigError, LmpipeError
 from tasks.bridge import Listener
 from tasks.plan import Step
 from tasks.selection import Selection
@@ -64,8 +67,17 @@ def _ephemeral_server() -> Iterator[None]:
     if settings.api.url or not settings.server.ephemeral.enabled:
         yield
         return
+    seconds = settings.server.ephemeral.startup_timeout_seconds
+    _check_home(settings.home)
     server = _Server()  # the one instance that Prefect's own clients take too
-    server.start(timeout=settings.server.ephemeral.startup_timeout_seconds)
+    try:
+        server.start(timeout=seconds)
+    except RuntimeError as error:
+        raise LmpipeError(
+            f"Prefect's own server, whose data lie in {settings.home}, did not answer within "
+            f"{seconds} s: {error} On a slow machine raise "
+            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+        ) from error
     assert server.server_process is not None
     guard = subprocess.Popen(
         ["sh", "-c", f"read line; kill {server.server_process.pid} 2> /dev/null"],
@@ -78,3 +90,16 @@ def _ephemeral_server() -> Iterator[None]:
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait()
+
+
+def _check_home(home: Path) -> None:
+    """Refuse a home in which the server cannot keep its database: it would be tried for minutes."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"Prefect keeps its data in {home}, which cannot be written ({error.strerror}); set "
+            "PREFECT_HOME to a folder that can, or PREFECT_API_URL to a server"
+        ) from error
