@@ -50,6 +50,9 @@ Flow = Annotated[str, typer.Option("--flow", help="pipeline, curate, tokenize, â
 Root = Annotated[str, typer.Option("--store", help="The store's root.")]
 
 
+INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
+
+
 @app.command()
 def run(
     recipe: Recipe,
@@ -81,8 +84,13 @@ def run(
     from flows.local import run_locally
     from flows.terminal import Terminal
 
-    with Terminal(console, verbose) as terminal:
-        steps = run_locally(flow, loaded, selection, terminal)
+    try:
+        with Terminal(console, verbose) as terminal:
+            steps = run_locally(flow, loaded, selection, terminal)
+    except KeyboardInterrupt:
+        kept = "finished stages, shards and checkpoints are kept; the same command goes on"
+        Console(stderr=True).print(f"interrupted: {kept}", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
     console.print(f"done in {time.monotonic() - started:.1f} s", highlight=False)
     page = _report_page(loaded, steps)
     if page:

@@ -1,8 +1,13 @@
 """A flow run in this process, under Prefect's ephemeral server or whichever the profile names."""
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from prefect import flow
 from prefect.logging.handlers import APILogWorker
@@ -12,11 +17,25 @@ from prefect.settings import get_current_settings
 
 from flows.recipe import PipelineConfig
 from flows.run import execute
+from lmpipe.errors import ConfigError, LmpipeError
 from tasks.bridge import Listener
 from tasks.plan import Step
 from tasks.selection import Selection
 
 DRAIN_SECONDS = 600.0
+
+
+class _Server(SubprocessASGIServer):
+    """The ephemeral server in a session of its own, out of the reach of a Ctrl-C in the terminal.
+
+    It has to take down how the run ended. Ended together with it, it left the run waiting for an
+    answer for minutes. Prefect has no option for that.
+    """
+
+    def _run_uvicorn_command(self) -> "subprocess.Popen[Any]":
+        detached = partial(subprocess.Popen, start_new_session=True)
+        with patch.object(subprocess, "Popen", detached):
+            return super()._run_uvicorn_command()
 
 
 def run_locally(
@@ -48,13 +67,22 @@ def _ephemeral_server() -> Iterator[None]:
     if settings.api.url or not settings.server.ephemeral.enabled:
         yield
         return
-    server = SubprocessASGIServer()  # the one instance that Prefect's own clients take too
-    server.start(timeout=settings.server.ephemeral.startup_timeout_seconds)
+    seconds = settings.server.ephemeral.startup_timeout_seconds
+    _check_home(settings.home)
+    server = _Server()  # the one instance that Prefect's own clients take too
+    try:
+        server.start(timeout=seconds)
+    except RuntimeError as error:
+        raise LmpipeError(
+            f"Prefect's own server, whose data lie in {settings.home}, did not answer within "
+            f"{seconds} s: {error} On a slow machine raise "
+            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+        ) from error
     assert server.server_process is not None
     guard = subprocess.Popen(
         ["sh", "-c", f"read line; kill {server.server_process.pid} 2> /dev/null"],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # out of the reach of a Ctrl-C in the terminal
+        start_new_session=True,
     )
     try:
         yield
@@ -62,3 +90,16 @@ def _ephemeral_server() -> Iterator[None]:
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait()
+
+
+def _check_home(home: Path) -> None:
+    """Refuse a home in which the server cannot keep its database: it would be tried for minutes."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"Prefect keeps its data in {home}, which cannot be written ({error.strerror}); set "
+            "PREFECT_HOME to a folder that can, or PREFECT_API_URL to a server"
+        ) from error

@@ -1,5 +1,6 @@
 """Tiny stages that the tests of the core build, in this process and in children."""
 
+import errno
 import os
 import signal
 import sys
@@ -63,7 +64,7 @@ class TrainConfig(StageConfig):
     """A pretended training."""
 
     steps: int = Field(3, description="Steps.")
-    mode: str = Field("", description="print, input_error, hang, half_a_line, die or nothing.")
+    mode: str = Field("", description="print, input_error, full, hang, half_a_line, die or none.")
 
 
 @stage(version=1, kind="statistical")
@@ -91,6 +92,8 @@ def train(
         assert isinstance(out._sink, PipeSink)
         os.write(out._sink._descriptor, b'{"type": "prog')
         os.kill(os.getpid(), signal.SIGKILL)
+    if config.mode == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch/part")
     if config.mode == "hang":
         os.system("sleep 600")
     out.write_json("meta.json", {"steps": config.steps})

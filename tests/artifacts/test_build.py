@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -251,6 +252,60 @@ def test_a_silent_lock_is_taken_over_and_a_beating_one_is_not(store: Store):
         lock.check()
     waiter.join(timeout=5)
     assert not waiter.is_alive()
+
+
+def test_a_clock_that_is_wrong_takes_no_lock_over(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Only the observer's own steady clock counts, from the last beat that it saw."""
+    with BuildLock(store, "a/lock.json", lease_seconds=1.5) as lock:
+        true = time.time
+        monkeypatch.setattr(time, "time", lambda: true() + 10 * 86_400)  # and files look old
+        waiter = threading.Thread(
+            target=lambda: BuildLock(store, "a/lock.json", lease_seconds=1.5).__enter__(),
+            daemon=True,
+        )
+        waiter.start()
+        time.sleep(2.5)
+        assert waiter.is_alive()
+        lock.check()
+    waiter.join(timeout=5)
+    assert not waiter.is_alive()
+
+
+def test_a_wiped_store_is_filled_anew_with_the_same_bytes(store: Store, tmp_path: Path):
+    first = make(store)
+    shutil.rmtree(Path(store.full("")))
+    assert find(count, identify(count, CountConfig(), {}), store, Runtime()) is None
+    again = make(store)
+    assert (again.id, again.digest) == (first.id, first.digest) and again.missing() == []
+
+
+def test_a_failing_stage_on_a_full_disk_says_its_own_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither the record of the attempt nor its log may hide what the stage said."""
+    documents = make(store)
+
+    def full(_: Store, written: object, *more: object) -> None:
+        if written is not None:
+            raise StoreError("no space left")
+
+    monkeypatch.setattr("lmpipe.artifacts.attempts.record", full)
+    with pytest.raises(InputError, match="record 7"):
+        build(train, TrainConfig(mode="input_error"), {"documents": documents}, store=store,
+              runtime=Runtime())  # fmt: skip
+    monkeypatch.undo()
+    lines: list[str] = []
+    monkeypatch.setattr(Store, "open", full)
+    with pytest.raises(InputError, match="record 7"):
+        run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents}, lines)
+    assert any("the log could not be stored: no space left" in line for line in lines)
+
+
+def test_a_full_disk_in_a_stage_is_an_error_of_the_store_without_a_trace(store: Store):
+    documents = make(store)
+    with pytest.raises(StoreError, match=r"no space left .*free space and run again") as caught:
+        run_in_child(store, train, TrainConfig(mode="full"), {"documents": documents})
+    assert "Traceback" not in str(caught.value)
 
 
 def test_a_full_disk_in_the_manifest_write_is_an_error_and_no_artifact(store: Store, monkeypatch):

@@ -1,5 +1,7 @@
 """Stages on GPUs share a limit, if the run names one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,22 @@ def test_a_stage_on_a_gpu_holds_a_slot_a_rank_and_gives_them_back(
 def test_a_limit_that_does_not_exist_stops_a_stage_on_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no-such-limit"):
         run(on_gpu, tmp_path, "no-such-limit")
+
+
+def test_a_lease_must_exist_and_its_failing_renewal_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Prefect's default crashes the run when the API is away for longer than a lease."""
+    asked: list[dict[str, Any]] = []
+
+    @contextmanager
+    def recorded(name: str, **options: Any) -> Iterator[None]:
+        asked.append(options)
+        yield
+
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", recorded)
+    assert run(on_gpu, tmp_path, "two-gpus") == ["RUN"]
+    assert asked == [{"occupy": 2, "strict": True, "raise_on_lease_renewal_failure": False}]
 
 
 def test_a_stage_without_the_tag_asks_for_no_slot(tmp_path: Path) -> None:

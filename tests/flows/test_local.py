@@ -8,9 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
+    temporary_settings,
+)
+from typer.testing import CliRunner
 
-from flows import local
+from flows import cli, local
 from flows.recipe import load_recipe
+from lmpipe.errors import ConfigError, LmpipeError
 from tasks.selection import Selection
 from tests.architecture.modules import REPOSITORY
 
@@ -48,6 +55,55 @@ def test_log_lines_are_handed_in_before_the_server_ends(
     except Failure:
         assert fails
     assert happened == ["run", "lines handed in", "server ends"]
+
+
+def test_the_ephemeral_server_is_out_of_the_reach_of_a_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a terminal every process of the group gets it; the server must outlive the run's end."""
+    started: list[dict[str, object]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda **options: started.append(options))
+    local._Server(port=1)._run_uvicorn_command()
+    assert [options["start_new_session"] for options in started] == [True]
+    local.SubprocessASGIServer._instances.pop(1)
+
+
+def test_a_home_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    local._check_home(tmp_path / "new" / "home")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written .*set PREFECT_HOME"):
+        local._check_home(tmp_path / "file" / "home")
+
+
+def test_a_server_that_does_not_start_is_an_error_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(self: object, timeout: int) -> None:
+        raise RuntimeError("Timed out.")
+
+    monkeypatch.setattr(local._Server, "start", silent)
+    with (
+        temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}),
+        pytest.raises(LmpipeError, match=r"did not answer within .*STARTUP_TIMEOUT_SECONDS"),
+        local._ephemeral_server(),
+    ):
+        pass
+    local.SubprocessASGIServer._instances.pop(None, None)
+
+
+def test_ctrl_c_ends_a_run_with_one_line_and_the_shells_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "run_locally", interrupted)
+    monkeypatch.setattr(cli, "_prepare_prefect", lambda: None)
+    result = CliRunner().invoke(cli.app, ["run", "demo", "--set", f"store.root={tmp_path}"])
+    assert result.exit_code == 130
+    assert "interrupted: finished stages, shards and checkpoints are kept" in " ".join(
+        result.output.split()
+    )
 
 
 PROGRAM = """
