@@ -295,7 +295,7 @@ def test_a_failing_stage_on_a_full_disk_says_its_own_error(
               runtime=Runtime())  # fmt: skip
     monkeypatch.undo()
     lines: list[str] = []
-    monkeypatch.setattr(Store, "open", full)
+    monkeypatch.setattr(Store, "upload", full)
     with pytest.raises(InputError, match="record 7"):
         run_in_child(store, train, TrainConfig(mode="input_error"), {"documents": documents}, lines)
     assert any("the log could not be stored: no space left" in line for line in lines)
