@@ -27,7 +27,10 @@ EXACT_DIGITS = 8
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; `faint` is for raw values behind a smoothed one; `colour` is 1..6, 0 is ink."""
+    """One curve; `faint` is for what lies behind another; `colour` is 1..6, 0 is ink.
+
+    One without a name is left out of the legend.
+    """
 
     name: str
     x: Sequence[float]
@@ -178,7 +181,11 @@ def line_chart(
     parts = [_frame(x, y, x_label, y_label)]
     parts += [_polyline(line, x, y) for line in sorted(drawn, key=lambda line: not line.faint)]
     parts += [_rule("level", left, y(v.y), WIDTH - RIGHT, y(v.y)) for v in levels]
-    legend = [(f"k{line.colour}{' faint' if line.faint else ''}", line.name) for line in drawn]
+    legend = [
+        (f"k{line.colour}{' faint' if line.faint else ''}", line.name)
+        for line in drawn
+        if line.name
+    ]
     legend += [("level", f"{level.name} ({number(level.y)})") for level in levels]
     if len(legend) == 1:
         legend = []  # the title says it

@@ -111,6 +111,7 @@ def test_no_number_is_missing_or_not_a_number(outline: Outline) -> None:
 def test_a_scaling_fit_sizes_the_next_run(outline: Outline) -> None:
     text = " ".join(outline.text)
     assert "1.2M parameters on 3M tokens, 2.2e+13 FLOPs, by the law" in text and "3.510" in text
+    assert "Faint: what the law says of the same runs." in text
 
 
 def test_the_code_to_check_out_is_that_of_the_last_artifact(artifacts: list[Artifact]) -> None:

@@ -46,18 +46,10 @@ def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
             (p for p in points if p["parameters"] == parameters and not p["held_out"]),
             key=lambda p: p["flops"],
         )
-        lines.append(
-            Line(
-                f"{count(parameters)} parameters",
-                [p["flops"] for p in own],
-                [p["loss"] for p in own],
-                1 + index % 4,
-                dots=True,
-            )
-        )
-    fitted = [p for p in points if not p["held_out"]]
-    law = [p["fitted"] for p in fitted]
-    lines.append(Line("law", [p["flops"] for p in fitted], law, 0, dots=True, joined=False))
+        flops, colour = [p["flops"] for p in own], 1 + index % 4
+        name = f"{count(parameters)} parameters"
+        lines.append(Line(name, flops, [p["loss"] for p in own], colour, dots=True))
+        lines.append(Line("", flops, [p["fitted"] for p in own], colour, faint=True))
     held = [p for p in points if p["held_out"]]
     x = [p["flops"] for p in held]
     lines.append(Line("held out, measured", x, [p["loss"] for p in held], 5, dots=True))
@@ -70,6 +62,7 @@ def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
         x_label="training FLOPs (6ND)",
         y_label="validation loss",
         log="x",
+        caption="Faint: what the law says of the same runs.",
     )
     return Charts([chart]) if chart else None
 
