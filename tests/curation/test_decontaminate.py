@@ -94,7 +94,7 @@ def test_the_report_names_items_and_the_evidence_quotes_them(bench: Workbench):
     assert {row["id"] for row in table} == {id_of("leak")}
     assert table[0]["text"] == QUESTION and table[0]["action"] == "removed"
     assert (table[0]["part"], table[0]["end"] - table[0]["start"]) == ("question", len(QUESTION))
-    (shown,) = [e["rows"] for e in bench.events if e["type"] == "table"]
+    (shown,) = [e["rows"] for e in bench.events if e.get("name") == "contamination"]
     assert [(row["benchmark"], row["documents"]) for row in shown] == [("blimp", 0), ("gsm", 1)]
 
 

@@ -62,10 +62,10 @@ def test_the_ephemeral_server_is_out_of_the_reach_of_a_ctrl_c(
 ) -> None:
     """In a terminal every process of the group gets it; the server must outlive the run's end."""
     started: list[dict[str, object]] = []
+    monkeypatch.setattr(local.SubprocessASGIServer, "_instances", {})
     monkeypatch.setattr(subprocess, "Popen", lambda **options: started.append(options))
     local._Server(port=1)._run_uvicorn_command()
     assert [options["start_new_session"] for options in started] == [True]
-    local.SubprocessASGIServer._instances.pop(1)
 
 
 def test_a_home_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
@@ -81,6 +81,8 @@ def test_a_server_that_does_not_start_is_an_error_with_a_remedy(
     def silent(self: object, timeout: int) -> None:
         raise RuntimeError("Timed out.")
 
+    # other tests of this process may have one that runs, which Prefect then hands out
+    monkeypatch.setattr(local.SubprocessASGIServer, "_instances", {})
     monkeypatch.setattr(local._Server, "start", silent)
     with (
         temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}),
@@ -88,7 +90,6 @@ def test_a_server_that_does_not_start_is_an_error_with_a_remedy(
         local._ephemeral_server(),
     ):
         pass
-    local.SubprocessASGIServer._instances.pop(None, None)
 
 
 def test_ctrl_c_ends_a_run_with_one_line_and_the_shells_code(
