@@ -39,12 +39,11 @@ class LocalExecutor(LocalPipelineExecutor):  # type: ignore[misc]
                     "perhaps (see `dmesg`); fewer runtime.workers need less. Run again: the shards "
                     "that are done are kept"
                 ) from error
-            finally:
-                if not all(future.done() and not future.exception() for future in futures):
-                    workers = list((pool._processes or {}).values())
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    for worker in workers:
-                        worker.kill()
+            finally:  # all is done or lost: an orderly end of the workers would take a second
+                workers = list((pool._processes or {}).values())
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in workers:
+                    worker.kill()
 
 
 _taken: list[LocalExecutor] = []  # in a worker: sent once, and not with each of its tasks
