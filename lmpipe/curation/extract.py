@@ -50,7 +50,7 @@ class ExtractConfig(StageConfig):
     )
 
 
-@stage(version=4, kind="exact")
+@stage(version=5, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:
