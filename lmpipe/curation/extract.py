@@ -30,7 +30,7 @@ class ExtractConfig(StageConfig):
 
     extractor: Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"] = Field(
         "trafilatura_fast",
-        description="Which extractor finds the main text; cascade: a fast one, and trafilatura_fast"
+        description="Which extractor finds the main text; cascade: a fast one, and trafilatura"
         " where that one doubts itself.",
     )
     max_page_bytes: int = Field(
