@@ -8,9 +8,9 @@ borders). Intervals that say by tag, role, class or id that they are navigation,
 and the like count as other text, unless they hold most of the page's prose: such names are often
 wrong on wrappers.
 
-The result says when not to believe it (`doubt`). Not taken: readability's propagation of scores to
-grandparents, which needs weights; a learned classifier of blocks, which needs labelled pages and
-knows their languages only.
+The result says when not to believe it (`doubt`), mostly where it leaves out prose that no name of
+boilerplate explains. Not taken: readability's propagation of scores to grandparents, which needs
+weights; a learned classifier of blocks, which needs labelled pages and knows their languages only.
 """
 
 from itertools import accumulate, pairwise
@@ -18,9 +18,12 @@ from typing import NamedTuple
 
 from lmpipe.curation.markup import HEADINGS, MAX_LINK_FRACTION, Block, Markup
 
-MIN_RESULT_CHARACTERS = 250
+MIN_RESULT_CHARACTERS = 1500
 _PROSE_OF_BOILERPLATE = 0.4  # what holds more of a page's prose is content, whatever its name
 _PROSE_OF_ARTICLE = 0.5
+_MAX_HIDDEN = 1 / 3
+_MAX_MISSED = 0.1
+_MAX_MISSED_BESIDE_CODE = 0.25  # trafilatura drops much code, the walk none
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ".”", "!”", "?”", '."', "。", "！", "？", "।", "؟", "۔")
 
 
@@ -37,10 +40,10 @@ def extract_fast(html: str, utf8: bytes | None = None) -> FastText:
     Args:
         utf8: the page as bytes, where they are at hand.
     """
-    return _choose(Markup(html, utf8))
+    return choose_text(Markup(html, utf8))
 
 
-def _choose(walk: Markup) -> FastText:
+def choose_text(walk: Markup) -> FastText:
     """Choose the element with the most prose over other text, and say what speaks against it."""
     blocks = walk.blocks
     total = sum(block.prose for block in blocks)
@@ -48,7 +51,7 @@ def _choose(walk: Markup) -> FastText:
         return FastText("\n".join(block.text for block in blocks), "no_prose")
     is_flagged = [False] * len(blocks)
     hidden = 0
-    for start, end in reversed(walk.flagged):  # outer ones first
+    for start, end, _ in reversed(walk.flagged):  # outer ones first
         prose = sum(block.prose for block in blocks[start:end])
         if prose > _PROSE_OF_BOILERPLATE * total or is_flagged[start]:
             continue
@@ -63,7 +66,8 @@ def _choose(walk: Markup) -> FastText:
     ]
     kept = _without_bare_ends(kept)
     text = "\n".join(block.text for block in kept)
-    return FastText(text, _doubt(blocks, kept, total, hidden))
+    inside = sum(blocks[at].prose for at in range(start, end) if is_flagged[at])
+    return FastText(text, _doubt(blocks, kept, total, hidden, inside))
 
 
 def _gain(block: Block, is_flagged: bool) -> int:
@@ -106,17 +110,27 @@ def _without_bare_ends(blocks: list[Block]) -> list[Block]:
     ]
 
 
-def _doubt(blocks: list[Block], kept: list[Block], total: int, hidden: int) -> str:
-    """Return why the result may be wrong, or an empty string."""
+def _doubt(
+    blocks: list[Block], kept: list[Block], total: int, hidden: int, hidden_inside: int
+) -> str:
+    """Return why the result may be wrong, or an empty string.
+
+    Args:
+        total: all prose of the page.
+        hidden: what of it is under names of boilerplate.
+        hidden_inside: what of that is within the chosen element.
+    """
     size = sum(len(block.text) for block in kept)
     prose = sum(block.prose for block in kept)
-    if size < MIN_RESULT_CHARACTERS:
-        rest = sum(len(block.text) - block.link_characters for block in blocks)
-        return "little_text" if rest > 2 * size else ""  # else the page has no more
-    if hidden > total - hidden:
-        return "much_hidden"  # more prose under names of boilerplate than elsewhere
-    if prose < 0.75 * (total - hidden):
-        return "scattered"  # a quarter of the prose lies outside of what was chosen
+    rest = sum(len(block.text) - block.link_characters for block in blocks)
+    is_code = any(block.kind == "pre" for block in kept)
+    if size < MIN_RESULT_CHARACTERS and rest > 2 * size:  # else the page has no more
+        return "little_text"
+    if hidden > _MAX_HIDDEN * total:
+        return "much_hidden"  # under names of boilerplate, which may be wrong
+    missed = total - hidden + hidden_inside - prose
+    if missed > (_MAX_MISSED_BESIDE_CODE if is_code else _MAX_MISSED) * (missed + prose):
+        return "scattered"  # too much prose lies outside of what was chosen
     if prose < 0.6 * size:
         return "fragments"
     return ""

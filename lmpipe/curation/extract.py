@@ -30,7 +30,7 @@ class ExtractConfig(StageConfig):
 
     extractor: Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"] = Field(
         "trafilatura_fast",
-        description="Which extractor finds the main text; cascade: a fast one, and trafilatura_fast"
+        description="Which extractor finds the main text; cascade: a fast one, and trafilatura"
         " where that one doubts itself.",
     )
     max_page_bytes: int = Field(
@@ -50,7 +50,7 @@ class ExtractConfig(StageConfig):
     )
 
 
-@stage(version=4, kind="exact")
+@stage(version=5, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:

@@ -3,7 +3,8 @@
 trafilatura keeps most of the article and costs most; its fast mode leaves out the fall-back
 extractors; resiliparse is C++, much faster and keeps more boilerplate. `cascade` walks the page
 once (blocks.py), about as fast as resiliparse and keeping code and tables, and gives a page to
-trafilatura_fast only where the walk doubts itself; the document's `extractor` says who wrote the
+trafilatura only where the walk doubts itself: its tree to the main extractor (core_text.py), and
+the page to trafilatura_fast if that finds little. The document's `extractor` says who wrote the
 text and, after a colon, the doubt. Figures: `lmpipe bench extraction`, in LOG.md. None keeps
 state between pages, so a page's text does not depend on what came before.
 """
@@ -19,6 +20,7 @@ from lmpipe.curation.http import decode_text, page_charset
 from lmpipe.curation.sandbox import Sandbox, StoppedError
 
 Extractor = Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"]
+_MAX_PRUNED = 0.1  # of a page's prose: more of it under a name of boilerplate may be the article
 LIMIT_REASONS = ("time_limit", "memory_limit", "extractor_died")
 
 
@@ -91,19 +93,24 @@ def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, s
 
 
 def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
-    """Return the walk's text, or trafilatura_fast's where it doubts itself, and whose it is.
+    """Return the walk's text, or trafilatura's where it doubts itself, and whose it is.
 
     Args:
         utf8: the page as bytes, where they are at hand.
     """
-    from lmpipe.curation.blocks import extract_fast
+    from lmpipe.curation.blocks import choose_text
+    from lmpipe.curation.core_text import MIN_CORE_CHARACTERS, core_text
+    from lmpipe.curation.markup import Markup
 
-    text, doubt = extract_fast(html, utf8)
+    walk = Markup(html, utf8)
+    text, doubt = choose_text(walk)
     if not doubt:
         return text, "walk"
-    slow = extract_text("trafilatura_fast", html)
-    if slow.strip():
-        return slow, f"trafilatura_fast: {doubt}"
+    slow, author = core_text(walk.prune(_MAX_PRUNED)), "trafilatura_core"
+    if len(slow) < MIN_CORE_CHARACTERS and len(text) < 4 * MIN_CORE_CHARACTERS:
+        slow, author = extract_text("trafilatura_fast", html), "trafilatura_fast"
+    if len(slow) > len(text) / 4:  # less does not mend that something is missing
+        return slow, f"{author}: {doubt}"
     return text, f"walk: {doubt}"
 
 

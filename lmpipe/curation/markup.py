@@ -12,16 +12,18 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lxml import etree
+from lxml.html import HtmlElement
 
 MIN_PROSE_BYTES = 80  # about 14 words of English; UTF-8, so that 27 Han characters count as much
 MAX_LINK_FRACTION = 0.5
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _MAX_CELL_CHARACTERS = 300  # a table with longer cells is layout
 _MAX_PLAIN_TREE_BYTES = 9_000_000  # libxml2 drops longer texts, unless asked for depth as well
-_CUT = re.compile(rb"<(script|style|svg|noscript|select|button|nav|footer)(?=[\s/>])")
+_CUT = re.compile(rb"<(head|script|style|svg|noscript|select|button|nav|footer)(?=[\s/>])")
 _CONTENT = re.compile(  # what a mere menu or box does not hold
-    rb"<(?:p|pre|article|main|section|h1|h2|td|dd|nav|footer)[\s>]", re.IGNORECASE
+    rb"<(?:body|p|pre|article|main|section|h1|h2|td|dd|nav|footer)[\s>]", re.IGNORECASE
 )
+_CLASSES = etree.ElementDefaultClassLookup(element=HtmlElement)  # what trafilatura reads
 _BREAK = "\v"  # stands for br among pieces of text, in which newlines are mere spaces
 
 _JUNK = (
@@ -72,7 +74,7 @@ class Markup:
     def __init__(self, html: str, utf8: bytes | None = None) -> None:
         self.blocks: list[Block] = []
         self.intervals: list[tuple[int, int, str]] = []  # start, end, tag; inner before outer
-        self.flagged: list[tuple[int, int]] = []
+        self.flagged: list[tuple[int, int, Any]] = []  # start, end, element
         self._pieces: list[str] = []
         self._links = 0
         self._link_start = -1  # where in the pieces the open link began
@@ -90,9 +92,18 @@ class Markup:
             "br": self._break,
             "a": self._link,
         }
-        if (root := _parse(html, utf8)) is not None:
-            self._handlers.get(root.tag, self._inline)(root)
+        self.root = _parse(html, utf8)
+        if self.root is not None:
+            self._handlers.get(self.root.tag, self._inline)(self.root)
             self._flush()
+
+    def prune(self, max_prose_fraction: float) -> Any:
+        """Return the tree without boilerplate that holds up to a fraction of the page's prose."""
+        most = max_prose_fraction * sum(block.prose for block in self.blocks)
+        for start, end, element in self.flagged:
+            if sum(block.prose for block in self.blocks[start:end]) <= most:
+                element.drop_tree()
+        return self.root
 
     def _content(self, element: Any) -> None:
         """Walk what is in an element; what follows a child belongs to the element."""
@@ -137,7 +148,7 @@ class Markup:
             is_article = ("itemprop", "articleBody") in attributes
             self.intervals.append((start, end, "article" if is_article else tag))
             if _is_boilerplate(tag, attributes):
-                self.flagged.append((start, end))
+                self.flagged.append((start, end, element))
 
     def _text(self, element: Any) -> None:
         self._flush()
@@ -161,7 +172,7 @@ class Markup:
         self._kind, self._prefix = before
         end = len(self.blocks)
         if end > start and _is_boilerplate(tag, element.items()):
-            self.flagged.append((start, end))
+            self.flagged.append((start, end, element))
 
     def _mark(self) -> str:
         number = self._lists[-1] if self._lists else -1
@@ -218,6 +229,7 @@ def _parse(html: str, utf8: bytes | None) -> Any:
         collect_ids=False,
         huge_tree=len(data) > _MAX_PLAIN_TREE_BYTES,
     )
+    parser.set_element_class_lookup(_CLASSES)
     return etree.fromstring(data, parser) if data.strip() else None
 
 
@@ -231,7 +243,7 @@ def _without_junk(data: bytes) -> bytes:
         end = -1 if tag in unclosed else data.find(b"</" + tag, found)
         if end < 0:
             unclosed.add(tag)
-        elif tag not in (b"nav", b"footer") or not _CONTENT.search(data, found, end):
+        elif tag not in (b"head", b"nav", b"footer") or not _CONTENT.search(data, found, end):
             pieces += (data[at:found], b">")
             at = found = end
     return b"".join([*pieces, data[at:]]) if pieces else data

@@ -3,6 +3,7 @@ import pytest
 from lmpipe.curation.blocks import extract_fast
 from lmpipe.curation.html import cascade, clean_text, extract_page
 from lmpipe.curation.http import decode_text
+from lmpipe.curation.markup import _without_junk
 
 SENTENCE = "A sentence of the article that is long enough to be taken for prose by its length. "
 PARAGRAPHS = "".join(f"<p>Part {n}. {SENTENCE * 3}</p>" for n in range(4))
@@ -101,8 +102,8 @@ def test_han_prose_needs_no_spaces() -> None:
     ("<body><p>Short.</p></body>", "no_prose"),
     (f"<body><p>{SENTENCE}</p></body>", ""),
     (f"<body><p>{SENTENCE}</p>{'<div>Some words beside it</div>' * 20}</body>", "little_text"),
-    ("<body>" + f"<div><p>{SENTENCE * 4}</p></div>{'<i>x</i><hr>' * 400}" * 4, "scattered"),
-    (f"<div class=comments><p>{SENTENCE * 3}</p></div>" * 3 + f"<p>{SENTENCE * 4}", "much_hidden"),
+    ("<body>" + f"<div><p>{SENTENCE * 20}</p></div>{'<i>x</i><hr>' * 1800}" * 4, "scattered"),
+    (f"<p>{SENTENCE * 20}" + f"<div class=reply><p>{SENTENCE * 17}</p></div>" * 3, "much_hidden"),
 ])  # fmt: skip
 def test_the_walk_says_why_it_may_be_wrong(html: str, doubt: str) -> None:
     assert extract_fast(html).doubt == doubt
@@ -110,11 +111,39 @@ def test_the_walk_says_why_it_may_be_wrong(html: str, doubt: str) -> None:
 
 def test_the_cascade_asks_trafilatura_only_in_doubt_and_says_so() -> None:
     assert cascade(page("")) == (extract_fast(page("")).text, "walk")
-    words = "<div>Some words beside it</div>" * 20
-    text, author = cascade(f"<html><body>{words}<article><p>{SENTENCE}</p></article></body></html>")
-    assert author == "trafilatura_fast: little_text"
-    assert SENTENCE.strip() in text
+    words = "<div>Some words beside it</div>" * 60
+    for num_sentences, author in ((1, "trafilatura_fast"), (4, "trafilatura_core")):
+        prose = f"<article><p>{SENTENCE * num_sentences}</p></article>"
+        text, found = cascade(f"<html><body>{words}{prose}</body></html>")
+        assert found == f"{author}: little_text"
+        assert SENTENCE.strip() in text
     assert cascade("<p></p>") == ("", "walk: no_prose")
+
+
+def test_trafilatura_is_not_given_what_the_walk_calls_boilerplate() -> None:
+    clutter = "<div class=teaser-related><p>Clutter in some words</p></div>"
+    words = "<div>Some words beside it</div>" * 60
+    body = f"{words}<article>{clutter}<p>{SENTENCE * 6}</p></article>"
+    text, author = cascade(f"<html><body>{body}</body></html>")
+    assert author == "trafilatura_core: little_text"
+    assert SENTENCE.strip() in text
+    assert "Clutter" not in text
+
+
+def test_an_answer_that_is_much_shorter_mends_no_lack() -> None:
+    here = f"<div class=a><p>{SENTENCE * 34}</p></div>"
+    elsewhere = f"<article><p>{SENTENCE * 6}</p><p>{SENTENCE}</p></article>"
+    html = f"<html><body>{here}{'<div>Some words</div>' * 300}{elsewhere}</body></html>"
+    text, author = cascade(html)
+    assert author == "walk: scattered"
+    assert text == extract_fast(html).text
+
+
+def test_a_head_is_cut_before_parsing_unless_the_page_is_in_it() -> None:
+    head = "<head><title>Head</title></head>"
+    assert b"title" not in _without_junk(f"<html>{head}<body>{PARAGRAPHS}".encode())
+    for inside in (f"<head><body>{PARAGRAPHS}</head>", f"<head>{PARAGRAPHS}</head>"):
+        assert extract_fast(f"<html>{inside}</html>").text.count("Part ") == 4
 
 
 @pytest.mark.parametrize("tag", ["div", "blockquote", "ul", "span class=share", "table", "li"])
