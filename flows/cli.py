@@ -81,9 +81,11 @@ def run(
         return
     plan_run(flow, loaded, selection)  # a bad selection or wiring stops here, before any server
     _prepare_prefect()
-    from flows.local import run_locally
+    from flows.local import run_locally, server_to_start
     from flows.terminal import Terminal
 
+    if starting := server_to_start():
+        console.print(starting, style="dim")
     try:
         with Terminal(console, verbose) as terminal:
             steps = run_locally(flow, loaded, selection, terminal)

@@ -56,6 +56,15 @@ def run_locally(
             APILogWorker.drain_all(timeout=DRAIN_SECONDS)
 
 
+def server_to_start() -> str:
+    """Say which server a run is about to start, if any: the first start makes a database, 40 s."""
+    settings = get_current_settings()
+    if settings.api.url or not settings.server.ephemeral.enabled:
+        return ""
+    is_new = not (settings.home / "prefect.db").exists()
+    return "starting Prefect's server" + ", which makes its database first" * is_new
+
+
 @contextmanager
 def _ephemeral_server() -> Iterator[None]:
     """Have the ephemeral server, where one is used, end with this process even after `kill -9`.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import (
     PREFECT_API_URL,
+    PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     temporary_settings,
 )
@@ -73,6 +74,20 @@ def test_a_home_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written .*set PREFECT_HOME"):
         local._check_home(tmp_path / "file" / "home")
+
+
+def test_a_run_says_that_it_starts_a_server_and_that_the_first_start_takes_longer(
+    tmp_path: Path,
+) -> None:
+    mode = {PREFECT_API_URL: None, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}
+    with temporary_settings({**mode, PREFECT_HOME: tmp_path}):
+        assert local.server_to_start() == (
+            "starting Prefect's server, which makes its database first"
+        )
+        (tmp_path / "prefect.db").touch()
+        assert local.server_to_start() == "starting Prefect's server"
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
+        assert local.server_to_start() == ""
 
 
 def test_a_server_that_does_not_start_is_an_error_with_a_remedy(
