@@ -14,15 +14,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.artifacts.events import Emitter, Sink
 from lmpipe.artifacts.manifest import FileRecord
-from lmpipe.artifacts.store import Store, names_full_disk
+from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import covers
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError
@@ -37,16 +38,16 @@ A = TypeVar("A", bound=Artifact)
 class HashingFile(io.RawIOBase):
     """A binary file that hashes and counts what is written to it, and reports when closed."""
 
-    def __init__(self, file: IO[bytes], place: str, done: Callable[[int, str], None]) -> None:
-        self._file = file
-        self._place = place
+    def __init__(self, store: Store, path: str, done: Callable[[int, str], None]) -> None:
+        self._file = store.open(path, "wb")
+        self._errors = partial(store.errors_of, path)
         self._done = done
         self._hash = hashlib.sha256()
         self._count = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        with names_full_disk(self._place):
+        with self._errors():
             self._file.write(view)
         self._hash.update(view)
         self._count += len(view)
@@ -63,7 +64,7 @@ class HashingFile(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        with names_full_disk(self._place):
+        with self._errors():
             self._file.close()
         self._done(self._count, self._hash.hexdigest())
 
@@ -105,7 +106,7 @@ class _Writer:
                 name=name, path=path, bytes=count, sha256=sha256, digest=digest
             )
 
-        return HashingFile(self._store.open(path, "wb"), self._store.url(path), register)
+        return HashingFile(self._store, path, register)
 
     def write_bytes(self, name: str, data: bytes, *, digest: bool = True) -> None:
         """Write one object whole."""

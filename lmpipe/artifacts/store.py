@@ -126,7 +126,7 @@ class Store:
 
     def open(self, path: str, mode: str = "rb") -> IO[bytes]:
         """Open an object; a reader that finds nothing raises StoreError naming the URL."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             if "w" in mode and self.is_local:
                 Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -138,7 +138,7 @@ class Store:
 
     def read(self, path: str) -> bytes | None:
         """Return an object's bytes, or None if there is no such object."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             try:
                 data: bytes = self.fs.cat_file(self.full(path))
             except FileNotFoundError:
@@ -147,13 +147,13 @@ class Store:
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of an object."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             data: bytes = self.fs.cat_file(self.full(path), start=start, end=stop)
         return data
 
     def size(self, path: str) -> int | None:
         """Return an object's size in bytes, or None if there is no such object."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             try:
                 info = self.fs.info(self.full(path))
             except FileNotFoundError:
@@ -162,7 +162,7 @@ class Store:
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return {path: bytes} of all objects below a prefix: one listing instead of many heads."""
-        with self._errors_of(prefix):
+        with self.errors_of(prefix):
             try:
                 found = self.fs.find(self.full(prefix), detail=True)
             except FileNotFoundError:
@@ -172,7 +172,7 @@ class Store:
 
     def listing(self, prefix: str) -> dict[str, tuple[int, float]]:
         """Return {path: (bytes, POSIX time of the last write)} of all objects below a prefix."""
-        with self._errors_of(prefix):
+        with self.errors_of(prefix):
             try:
                 found = self.fs.find(self.full(prefix), detail=True)
             except FileNotFoundError:
@@ -185,7 +185,7 @@ class Store:
 
     def children(self, prefix: str) -> list[str]:
         """Return the last path parts directly below a prefix, sorted."""
-        with self._errors_of(prefix):
+        with self.errors_of(prefix):
             try:
                 names = self.fs.ls(self.full(prefix), detail=False)
             except FileNotFoundError:
@@ -194,7 +194,7 @@ class Store:
 
     def delete(self, path: str) -> None:
         """Delete an object if it is there."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             try:
                 self.fs.rm_file(self.full(path))
             except FileNotFoundError:
@@ -212,7 +212,7 @@ class Store:
 
     def upload(self, local: Path, path: str) -> None:
         """Copy a local file into the store."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             if self.is_local:
                 Path(self.full(path)).parent.mkdir(parents=True, exist_ok=True)
             self.fs.put_file(str(local), self.full(path))
@@ -222,7 +222,7 @@ class Store:
         local.parent.mkdir(parents=True, exist_ok=True)
         partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
         try:
-            with self._errors_of(path), names_full_disk(str(local)):
+            with self.errors_of(path), names_full_disk(str(local)):
                 self.fs.get_file(self.full(path), str(partial))
             partial.replace(local)
         except FileNotFoundError as error:
@@ -234,24 +234,25 @@ class Store:
 
     def create(self, path: str, data: bytes) -> str | None:
         """Write an object only if none is there; return its etag, or None if one was."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             return self._writes().create(self.full(path), data)
 
     def replace(self, path: str, data: bytes, etag: str) -> str | None:
         """Write an object only if its etag is still `etag`; return the new etag or None."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             return self._writes().replace(self.full(path), data, etag)
 
     def read_tagged(self, path: str) -> tuple[bytes, str] | None:
         """Return an object's bytes with the etag they belong to, or None."""
-        with self._errors_of(path):
+        with self.errors_of(path):
             return self._writes().read_tagged(self.full(path))
 
     @contextmanager
-    def _errors_of(self, path: str) -> Iterator[None]:
-        """Say a refusal and a silence of the store as errors of ours that name the object."""
+    def errors_of(self, path: str) -> Iterator[None]:
+        """Say a refusal, a silence and a full disk of the store as errors that name the object."""
         try:
-            yield
+            with names_full_disk(self.url(path)):
+                yield
         except Exception as error:
             if isinstance(error, StoreError | FileNotFoundError):
                 raise  # before botocore is imported, which a local store never needs
@@ -259,10 +260,6 @@ class Store:
                 raise StoreUnavailable(
                     f"{self.url(path)}: no answer after {S3_ATTEMPTS} tries ({error}); see whether "
                     "the object store runs, and AWS_ENDPOINT_URL"
-                ) from error
-            if isinstance(error, OSError) and error.errno in FULL:
-                raise StoreError(
-                    f"{self.url(path)}: no space left; free space and run again"
                 ) from error
             refused = isinstance(error, OSError) and error.errno in REFUSALS
             if not refused and (self.is_local or not _lacks_key(error)):

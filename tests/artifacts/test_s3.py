@@ -10,6 +10,7 @@ import s3fs
 
 from lmpipe.artifacts import s3
 from lmpipe.artifacts.build import build
+from lmpipe.artifacts.output import HashingFile
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import S3_ATTEMPTS, Store
 from lmpipe.errors import StoreUnavailable
@@ -36,10 +37,19 @@ class Busy(http.server.BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), "ETag": '"e1"'}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     do_HEAD = do_GET
+
+    def handle_expect_100(self) -> bool:
+        answered = super().handle_expect_100()
+        self.wfile.flush()  # the client sends no byte before
+        return answered
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -91,6 +101,15 @@ def test_a_store_that_refuses_for_ever_is_named_after_the_tries(busy: type[Busy]
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/prefix/a: no answer after 10 tries"):
         Store("s3://bucket/prefix").size("a")
     assert S3_ATTEMPTS <= sum(busy.tries.values()) <= 3 * S3_ATTEMPTS
+
+
+def test_an_object_that_a_silent_store_does_not_take_is_named(busy: type[Busy]) -> None:
+    """Small objects are sent when they are closed, which is long after they were opened."""
+    file = HashingFile(Store("s3://bucket/prefix"), "count/0/kept/00000.parquet", lambda *_: None)
+    file.write(DATA)
+    busy.refusals = 10_000
+    with pytest.raises(StoreUnavailable, match=r"prefix/count/0/kept/00000.parquet: no answer"):
+        file.close()
 
 
 def test_pauses_grow_up_to_a_bound_and_end_with_the_tries() -> None:
