@@ -261,7 +261,9 @@ class Store:
                     f"{self.url(path)}: no answer after {S3_ATTEMPTS} tries ({error}); see whether "
                     "the object store runs, and AWS_ENDPOINT_URL"
                 ) from error
-            refused = isinstance(error, OSError) and error.errno in REFUSALS
+            refused = isinstance(error, PermissionError) or (  # that of S3 has no number
+                isinstance(error, OSError) and error.errno in REFUSALS
+            )
             if not refused and (self.is_local or not _lacks_key(error)):
                 raise
             remedy = (

@@ -13,7 +13,7 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import HashingFile
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import S3_ATTEMPTS, Store
-from lmpipe.errors import StoreUnavailable
+from lmpipe.errors import StoreError, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.services.refusing_proxy import SLOW_DOWN
 
@@ -110,6 +110,15 @@ def test_an_object_that_a_silent_store_does_not_take_is_named(busy: type[Busy]) 
     busy.refusals = 10_000
     with pytest.raises(StoreUnavailable, match=r"prefix/count/0/kept/00000.parquet: no answer"):
         file.close()
+
+
+def test_a_refusal_without_a_number_is_one_too() -> None:
+    """s3fs raises PermissionError with a text alone."""
+    with (
+        pytest.raises(StoreError, match=r"s3://bucket/a: access refused .*AWS credentials"),
+        Store("s3://bucket").errors_of("a"),
+    ):
+        raise PermissionError("The request signature does not match")
 
 
 def test_pauses_grow_up_to_a_bound_and_end_with_the_tries() -> None:
