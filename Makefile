@@ -38,8 +38,9 @@ demo:  ## run the whole pipeline on the sample and print where the report is
 	@start=$$(date +%s); $(MAKE) --no-print-directory setup && \
 	    echo "installation: $$(( $$(date +%s) - start )) s" && $(BIN)/lmpipe run demo
 
+# One thread each: two processes with two threads on two cores wait for one another, ten times as long for tiny models.
 test: check  ## check, then all tests that need neither a service nor a GPU
-	$(BIN)/python -m pytest tests --ignore=tests/stack --ignore=tests/gpu -n 2 --dist worksteal $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/stack --ignore=tests/gpu -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-stack: setup  ## tests on real services, which they start themselves on loopback
 	@.ci/missing-packages --explain stack
