@@ -38,7 +38,7 @@ demo:  ## run the whole pipeline on the sample and print where the report is
 	@start=$$(date +%s); $(MAKE) --no-print-directory setup && \
 	    echo "installation: $$(( $$(date +%s) - start )) s" && $(BIN)/lmpipe run demo
 
-# One thread each: two processes with two threads on two cores wait for one another, ten times as long for tiny models.
+# One thread each: two processes with two threads each on two cores wait for one another (LOG: 429 s, with one 365).
 test: check  ## check, then all tests that need neither a service nor a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/stack --ignore=tests/gpu -n 2 --dist worksteal $(PYTEST_ARGS)
 
