@@ -255,7 +255,7 @@ class _Launch:
                 f'backend="triton" takes at most {MAX_IN_GRID} tiles of a sequence (CUDA\'s grid), '
                 f"got {num_tiles}; shorten the sequences"
             )
-        # Tiles of equal length go head after head, all at the same keys at the same time.
+        # Tiles of equal length need no order: they go head after head.
         most = 1
         if (self.constants["CAUSAL"] and self.mask == "dense") or self.mask == "packed":
             most = _half_of_l2(self.inputs[0].device) // max(1, bytes_per_head)

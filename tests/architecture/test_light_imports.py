@@ -6,9 +6,9 @@ looked at after each.
 """
 
 import json
-import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.architecture.modules import REPOSITORY, config_modules, modules, stages
@@ -78,13 +78,13 @@ def test_plan_answers_within_three_seconds(tmp_path: Path) -> None:
         f"store.root=file://{tmp_path}",
     ]
     seconds = []
-    for _ in range(2):  # the first may compile bytecode
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(
+        3
+    ):  # the best of three: the first compiles bytecode, any may meet a busy machine
+        started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(time.perf_counter() - started)
         assert done.returncode == 0, done.stderr
-        # CPU time, which is nearly all of it: on a busy machine the clock says nothing of the code
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(seconds) < 3, (
         f"took {min(seconds):.1f} s; see `python -X importtime -m flows.cli plan demo`"
     )
