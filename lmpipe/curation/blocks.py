@@ -1,4 +1,4 @@
-"""A page's main text from its blocks: the fast half of the cascade.
+"""A page's main text from its blocks: how the cascade reads pages that name no content, and code.
 
 The page is a sequence of blocks (paragraph, list item, heading, code, table; see markup.py). A
 block is *prose* if it is long and little of it is link text. Every element is an interval of
@@ -16,7 +16,7 @@ weights; a learned classifier of blocks, which needs labelled pages and knows th
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from lmpipe.curation.markup import HEADINGS, MAX_LINK_FRACTION, Block, Markup
+from lmpipe.curation.markup import HEADINGS, MAX_LINK_FRACTION, Block, Markup, parse_page
 
 MIN_RESULT_CHARACTERS = 1500
 _PROSE_OF_BOILERPLATE = 0.4  # what holds more of a page's prose is content, whatever its name
@@ -40,7 +40,7 @@ def extract_fast(html: str, utf8: bytes | None = None) -> FastText:
     Args:
         utf8: the page as bytes, where they are at hand.
     """
-    return choose_text(Markup(html, utf8))
+    return choose_text(Markup(parse_page(html, utf8)))
 
 
 def choose_text(walk: Markup) -> FastText:
@@ -51,7 +51,7 @@ def choose_text(walk: Markup) -> FastText:
         return FastText("\n".join(block.text for block in blocks), "no_prose")
     is_flagged = [False] * len(blocks)
     hidden = 0
-    for start, end, _ in reversed(walk.flagged):  # outer ones first
+    for start, end in reversed(walk.flagged):  # outer ones first
         prose = sum(block.prose for block in blocks[start:end])
         if prose > _PROSE_OF_BOILERPLATE * total or is_flagged[start]:
             continue

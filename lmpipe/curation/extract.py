@@ -30,8 +30,9 @@ class ExtractConfig(StageConfig):
 
     extractor: Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"] = Field(
         "trafilatura_fast",
-        description="Which extractor finds the main text; cascade: a fast one, and trafilatura"
-        " where that one doubts itself.",
+        description="Which extractor finds the main text; cascade: trafilatura's rules, made fast,"
+        " where a page names its content, else a walk over its blocks, and trafilatura where that"
+        " finds little.",
     )
     max_page_bytes: int = Field(
         10_000_000, ge=1_000, le=1 << 30, description="Larger pages, once decoded, are removed."
@@ -50,7 +51,7 @@ class ExtractConfig(StageConfig):
     )
 
 
-@stage(version=5, kind="exact")
+@stage(version=6, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:

@@ -1,12 +1,13 @@
 """Main text out of HTML: four extractors behind one name each.
 
 trafilatura keeps most of the article and costs most; its fast mode leaves out the fall-back
-extractors; resiliparse is C++, much faster and keeps more boilerplate. `cascade` walks the page
-once (blocks.py), about as fast as resiliparse and keeping code and tables, and gives a page to
-trafilatura only where the walk doubts itself: its tree to the main extractor (core_text.py), and
-the page to trafilatura_fast if that finds little. The document's `extractor` says who wrote the
-text and, after a colon, the doubt. Figures: `lmpipe bench extraction`, in LOG.md. None keeps
-state between pages, so a page's text does not depend on what came before.
+extractors; resiliparse is C++, much faster and keeps more boilerplate. `cascade` parses once. Where
+a page names the element that holds its content, trafilatura's main extractor reads that tree at a
+quarter of the cost (core_text.py). Pages without such names, and pages with code, of which
+trafilatura drops much, are walked block by block (blocks.py), and trafilatura_fast is asked where
+the walk found little and doubts itself. The document's `extractor` says who wrote the text and,
+after a colon, the doubt. Figures: `lmpipe bench extraction`, in LOG.md. A page's text does not
+depend on what came before.
 """
 
 import unicodedata
@@ -20,7 +21,8 @@ from lmpipe.curation.http import decode_text, page_charset
 from lmpipe.curation.sandbox import Sandbox, StoppedError
 
 Extractor = Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"]
-_MAX_PRUNED = 0.1  # of a page's prose: more of it under a name of boilerplate may be the article
+_MAX_CORE_CHARACTERS = 2_000_000  # its time grows with the square of a paragraph's inline tags
+_MIN_WALK_CHARACTERS = 1000  # a doubted text that is longer stands: trafilatura's is no better
 LIMIT_REASONS = ("time_limit", "memory_limit", "extractor_died")
 
 
@@ -93,25 +95,34 @@ def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, s
 
 
 def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
-    """Return the walk's text, or trafilatura's where it doubts itself, and whose it is.
+    """Return the text of the fastest extractor that does not doubt itself, and whose it is.
 
     Args:
         utf8: the page as bytes, where they are at hand.
     """
     from lmpipe.curation.blocks import choose_text
     from lmpipe.curation.core_text import MIN_CORE_CHARACTERS, core_text
-    from lmpipe.curation.markup import Markup
+    from lmpipe.curation.element_names import has_frame
+    from lmpipe.curation.markup import Markup, parse_page
 
-    walk = Markup(html, utf8)
-    text, doubt = choose_text(walk)
+    root = parse_page(html, utf8)
+    is_large = len(html) > _MAX_CORE_CHARACTERS
+    if root is not None and not is_large and not _has_code(root) and has_frame(root):
+        text = core_text(root)
+        if len(text) >= MIN_CORE_CHARACTERS:
+            return text, "trafilatura_core"
+        root = parse_page(html, utf8)
+    text, doubt = choose_text(Markup(root))
     if not doubt:
         return text, "walk"
-    slow, author = core_text(walk.prune(_MAX_PRUNED)), "trafilatura_core"
-    if len(slow) < MIN_CORE_CHARACTERS and len(text) < 4 * MIN_CORE_CHARACTERS:
-        slow, author = extract_text("trafilatura_fast", html), "trafilatura_fast"
+    slow = extract_text("trafilatura_fast", html) if len(text) < _MIN_WALK_CHARACTERS else ""
     if len(slow) > len(text) / 4:  # less does not mend that something is missing
-        return slow, f"{author}: {doubt}"
+        return slow, f"trafilatura_fast: {doubt}"
     return text, f"walk: {doubt}"
+
+
+def _has_code(root: Any) -> bool:
+    return next(root.iter("pre"), None) is not None
 
 
 def extract_text(extractor: Extractor, html: str) -> str:

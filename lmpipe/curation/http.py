@@ -13,9 +13,10 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 _CHUNK_HEADER = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(;[^\r\n]*)?\r?\n")
 _META = re.compile(  # or what a meta element may not be looked for in
-    rb"""<!--.*?(?:-->|\Z)|<(script|style|textarea|title|xmp|iframe|noframes)[\s>].*?(?:</\1|\Z)"""
-    rb"""|<meta[\s/]([^>]{0,2000})""",
-    re.IGNORECASE | re.DOTALL,
+    rb"""<(?:!--[^-]*+(?:-(?!->)[^-]*+)*+"""
+    rb"""|(script|style|textarea|title|xmp|iframe|noframes)[\s>][^<]*+(?:<(?!/\1)[^<]*+)*+"""
+    rb"""|meta[\s/]([^>]{0,2000}))""",
+    re.IGNORECASE,
 )
 _META_ATTRIBUTE = re.compile(
     rb"""(charset|content|http-equiv)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE

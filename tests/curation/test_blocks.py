@@ -109,34 +109,48 @@ def test_the_walk_says_why_it_may_be_wrong(html: str, doubt: str) -> None:
     assert extract_fast(html).doubt == doubt
 
 
-def test_the_cascade_asks_trafilatura_only_in_doubt_and_says_so() -> None:
+def test_the_cascade_walks_what_names_no_content_and_asks_trafilatura_only_in_doubt() -> None:
     assert cascade(page("")) == (extract_fast(page("")).text, "walk")
     words = "<div>Some words beside it</div>" * 60
-    for num_sentences, author in ((1, "trafilatura_fast"), (4, "trafilatura_core")):
-        prose = f"<article><p>{SENTENCE * num_sentences}</p></article>"
-        text, found = cascade(f"<html><body>{words}{prose}</body></html>")
-        assert found == f"{author}: little_text"
-        assert SENTENCE.strip() in text
+    text, author = cascade(f"<html><body>{words}<p>{SENTENCE}</p></body></html>")
+    assert author == "trafilatura_fast: little_text"
+    assert SENTENCE.strip() in text
     assert cascade("<p></p>") == ("", "walk: no_prose")
 
 
-def test_trafilatura_is_not_given_what_the_walk_calls_boilerplate() -> None:
-    clutter = "<div class=teaser-related><p>Clutter in some words</p></div>"
-    words = "<div>Some words beside it</div>" * 60
-    body = f"{words}<article>{clutter}<p>{SENTENCE * 6}</p></article>"
-    text, author = cascade(f"<html><body>{body}</body></html>")
-    assert author == "trafilatura_core: little_text"
-    assert SENTENCE.strip() in text
+def test_a_doubted_text_that_is_long_stands() -> None:
+    here = f"<div class=a><p>{SENTENCE * 34}</p></div>"
+    elsewhere = f"<div class=b><p>{SENTENCE * 6}</p><p>{SENTENCE}</p></div>"
+    html = f"<html><body>{here}{'<div>Some words</div>' * 300}{elsewhere}</body></html>"
+    assert cascade(html) == (extract_fast(html).text, "walk: scattered")
+
+
+def test_where_a_page_names_its_content_trafilaturas_rules_read_it() -> None:
+    clutter = "<p class=teaser-related>Clutter in some words</p>"
+    html = f"<html><body><div>{PARAGRAPHS}</div><article>{clutter}{PARAGRAPHS}</article></body>"
+    text, author = cascade(html)
+    assert author == "trafilatura_core"
+    assert text.count("Part ") == 4
     assert "Clutter" not in text
 
 
-def test_an_answer_that_is_much_shorter_mends_no_lack() -> None:
-    here = f"<div class=a><p>{SENTENCE * 34}</p></div>"
-    elsewhere = f"<article><p>{SENTENCE * 6}</p><p>{SENTENCE}</p></article>"
-    html = f"<html><body>{here}{'<div>Some words</div>' * 300}{elsewhere}</body></html>"
-    text, author = cascade(html)
-    assert author == "walk: scattered"
-    assert text == extract_fast(html).text
+def test_code_is_walked_also_where_a_page_names_its_content() -> None:
+    text, author = cascade(page("<main><pre>def f():\n    return 1</pre></main>"))
+    assert author == "walk"
+    assert "def f():\n    return 1" in text
+
+
+def test_a_named_content_of_few_words_leaves_the_page_to_the_walk() -> None:
+    text, author = cascade(page("<article><p>Few words.</p></article>"))
+    assert author == "walk"
+    assert text.count("Part ") == 4
+
+
+def test_a_page_of_megabytes_is_walked() -> None:
+    bold = "".join(f"<b>{number}</b> {SENTENCE}" for number in range(30_000))
+    text, author = cascade(f"<html><body><article><p>{bold}</p></article></body></html>")
+    assert author == "walk"
+    assert len(text) > 2_000_000
 
 
 def test_a_head_is_cut_before_parsing_unless_the_page_is_in_it() -> None:

@@ -57,7 +57,7 @@ def test_every_extractor_finds_the_prose(bench: Workbench, extractor: str) -> No
     source = bench.files("crawl", a__warc=response(page(5, words=160)))
     documents = bench.run(extract, ExtractConfig(extractor=extractor), source)
     text = next(read_documents(documents, ["text", "extractor"])).to_pylist()[0]
-    assert text["extractor"] == ("walk" if extractor == "cascade" else extractor)
+    assert text["extractor"] == ("trafilatura_core" if extractor == "cascade" else extractor)
     assert text["text"].count("Page 5 has a sentence about subject 35") >= 12
 
 

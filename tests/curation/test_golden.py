@@ -46,10 +46,10 @@ def digest(documents: Documents) -> str:
 
 
 GOLDEN_EXTRACT = {
-    "cascade": (5, "e3866107f09af1e9"),
-    "trafilatura": (5, "bd88998307478e12"),
-    "trafilatura_fast": (5, "0355b7a09db8af5c"),
-    "resiliparse": (5, "c336b0ef9fce00b4"),
+    "cascade": (6, "9db936ff8de590da"),
+    "trafilatura": (6, "bd88998307478e12"),
+    "trafilatura_fast": (6, "0355b7a09db8af5c"),
+    "resiliparse": (6, "c336b0ef9fce00b4"),
 }
 GOLDEN_TEXTS = {
     "import_documents": (3, "9a28d0ec691efde2"),
