@@ -29,7 +29,7 @@ class ExtractConfig(StageConfig):
     """How pages become text."""
 
     extractor: Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"] = Field(
-        "trafilatura_fast",
+        "cascade",
         description="Which extractor finds the main text; cascade: trafilatura's rules, made fast,"
         " where a page names its content, else a walk over its blocks, and trafilatura where that"
         " finds little.",
