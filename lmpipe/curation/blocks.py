@@ -14,11 +14,11 @@ weights; a learned classifier of blocks, which needs labelled pages and knows th
 """
 
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lmpipe.curation.markup import HEADINGS, MAX_LINK_FRACTION, Block, Markup, parse_page
+from lmpipe.curation.markup import HEADINGS, MAX_LINK_FRACTION, Block, Markup
 
-MIN_RESULT_CHARACTERS = 1500
+_MIN_RESULT_CHARACTERS = 1500
 _PROSE_OF_BOILERPLATE = 0.4  # what holds more of a page's prose is content, whatever its name
 _PROSE_OF_ARTICLE = 0.5
 _MAX_HIDDEN = 1 / 3
@@ -27,28 +27,24 @@ _MAX_MISSED_BESIDE_CODE = 0.25  # trafilatura drops much code, the walk none
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ".”", "!”", "?”", '."', "。", "！", "？", "।", "؟", "۔")
 
 
-class FastText(NamedTuple):
+class WalkText(NamedTuple):
     """What the walk found, and why it may be wrong; empty if nothing speaks against it."""
 
     text: str
     doubt: str
 
 
-def extract_fast(html: str, utf8: bytes | None = None) -> FastText:
-    """Return a page's main text and the reason to doubt it, if there is one.
+def walk_text(root: Any) -> WalkText:
+    """Choose the element with the most prose over other text, and say what speaks against it.
 
     Args:
-        utf8: the page as bytes, where they are at hand.
+        root: the page's tree, as `parse_page` returns it; it is used up.
     """
-    return choose_text(Markup(parse_page(html, utf8)))
-
-
-def choose_text(walk: Markup) -> FastText:
-    """Choose the element with the most prose over other text, and say what speaks against it."""
+    walk = Markup(root)
     blocks = walk.blocks
     total = sum(block.prose for block in blocks)
     if not blocks or not total:
-        return FastText("\n".join(block.text for block in blocks), "no_prose")
+        return WalkText("\n".join(block.text for block in blocks), "no_prose")
     is_flagged = [False] * len(blocks)
     hidden = 0
     for start, end in reversed(walk.flagged):  # outer ones first
@@ -67,7 +63,7 @@ def choose_text(walk: Markup) -> FastText:
     kept = _without_bare_ends(kept)
     text = "\n".join(block.text for block in kept)
     inside = sum(blocks[at].prose for at in range(start, end) if is_flagged[at])
-    return FastText(text, _doubt(blocks, kept, total, hidden, inside))
+    return WalkText(text, _doubt(blocks, kept, total, hidden, inside))
 
 
 def _gain(block: Block, is_flagged: bool) -> int:
@@ -124,7 +120,7 @@ def _doubt(
     prose = sum(block.prose for block in kept)
     rest = sum(len(block.text) - block.link_characters for block in blocks)
     is_code = any(block.kind == "pre" for block in kept)
-    if size < MIN_RESULT_CHARACTERS and rest > 2 * size:  # else the page has no more
+    if size < _MIN_RESULT_CHARACTERS and rest > 2 * size:  # else the page has no more
         return "little_text"
     if hidden > _MAX_HIDDEN * total:
         return "much_hidden"  # under names of boilerplate, which may be wrong

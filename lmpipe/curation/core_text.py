@@ -54,8 +54,8 @@ def core_text(root: Any) -> str:
     """
     if root is None:
         return ""
-    drop_comments(root)
     try:
+        drop_comments(root)
         body, frame_size = _extract(convert_tags(_clean(root), _OPTIONS, None))
         text = str(xmltotxt(_finish(body), include_formatting=False))
     except (TypeError, ValueError):  # characters that XML does not allow; trafilatura does so too

@@ -100,10 +100,10 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
     Args:
         utf8: the page as bytes, where they are at hand.
     """
-    from lmpipe.curation.blocks import choose_text
+    from lmpipe.curation.blocks import walk_text
     from lmpipe.curation.core_text import MIN_CORE_CHARACTERS, core_text
     from lmpipe.curation.element_names import has_frame
-    from lmpipe.curation.markup import Markup, parse_page
+    from lmpipe.curation.markup import parse_page
 
     root = parse_page(html, utf8)
     is_large = len(html) > _MAX_CORE_CHARACTERS
@@ -112,7 +112,7 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
         if len(text) >= MIN_CORE_CHARACTERS:
             return text, "trafilatura_core"
         root = parse_page(html, utf8)
-    text, doubt = choose_text(Markup(root))
+    text, doubt = walk_text(root)
     if not doubt:
         return text, "walk"
     slow = extract_text("trafilatura_fast", html) if len(text) < _MIN_WALK_CHARACTERS else ""

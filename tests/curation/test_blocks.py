@@ -1,12 +1,16 @@
 import pytest
 
-from lmpipe.curation.blocks import extract_fast
+from lmpipe.curation.blocks import WalkText, walk_text
 from lmpipe.curation.html import cascade, clean_text, extract_page
 from lmpipe.curation.http import decode_text
-from lmpipe.curation.markup import _without_junk
+from lmpipe.curation.markup import _without_junk, parse_page
 
 SENTENCE = "A sentence of the article that is long enough to be taken for prose by its length. "
 PARAGRAPHS = "".join(f"<p>Part {n}. {SENTENCE * 3}</p>" for n in range(4))
+
+
+def walked(html: str) -> WalkText:
+    return walk_text(parse_page(html))
 
 
 def page(inside: str, around: str = "") -> str:
@@ -30,36 +34,34 @@ def page(inside: str, around: str = "") -> str:
 ])  # fmt: skip
 def test_boilerplate_does_not_survive(clutter: str) -> None:
     for html in (page(clutter), page("", clutter)):
-        text, doubt = extract_fast(html)
+        text, doubt = walked(html)
         assert "clutter" not in text.lower()
         assert text.count("Part ") == 4
         assert doubt == ""
 
 
 def test_a_wrapper_with_the_name_of_boilerplate_that_holds_the_page_is_believed() -> None:
-    text, _ = extract_fast(f"<body><div class='with-sidebar'>{PARAGRAPHS}</div></body>")
+    text, _ = walked(f"<body><div class='with-sidebar'>{PARAGRAPHS}</div></body>")
     assert text.count("Part ") == 4
 
 
 def test_the_id_of_a_section_is_its_topic_and_no_mark_of_boilerplate() -> None:
-    text, _ = extract_fast(
-        page(f"<section id=comments><h2>Comments</h2><p>{SENTENCE}</p></section>")
-    )
+    text, _ = walked(page(f"<section id=comments><h2>Comments</h2><p>{SENTENCE}</p></section>"))
     assert "Comments\nA sentence" in text
 
 
 def test_code_keeps_its_lines_and_indentation() -> None:
     code = "def f(x):\n    if x:\n        return <b>1</b>\n\n\treturn 2  \n"
-    text, _ = extract_fast(page(f"<div class='highlight'><pre>\n{code}</pre></div>"))
+    text, _ = walked(page(f"<div class='highlight'><pre>\n{code}</pre></div>"))
     assert "def f(x):\n    if x:\n        return 1\n\n        return 2\n" in text
 
 
 def test_tables_are_readable_and_those_for_layout_are_walked() -> None:
     rows = "<tr><th>Name<th>Use</tr><tr><td>alpha</td><td>first\n one</td></tr><tr><td>b<td>x</tr>"
-    text, _ = extract_fast(page(f"<table>{rows}</table>"))
+    text, _ = walked(page(f"<table>{rows}</table>"))
     assert "Name | Use\nalpha | first one\nb | x\n" in text
     layout = f"<table><tr><td><p>{SENTENCE * 4}</p></td><td>{PARAGRAPHS}</td></tr></table>"
-    text, _ = extract_fast(f"<body>{layout}</body>")
+    text, _ = walked(f"<body>{layout}</body>")
     assert " | " not in text
     assert text.count("Part ") == 4
 
@@ -68,30 +70,26 @@ def test_lists_keep_their_marks_numbers_and_nesting() -> None:
     items = (
         "<ol><li>first<ul><li>inner item</li></ul></li><li><p>second</p><p>more of it</p></li></ol>"
     )
-    text, _ = extract_fast(page(items))
+    text, _ = walked(page(items))
     assert "1. first\n  - inner item\n2. second\n   more of it\n" in text
 
 
 def test_headings_stay_where_text_follows_them_and_go_where_none_does() -> None:
-    text, _ = extract_fast(
-        page(f"<h2>Kept</h2><p>{SENTENCE}</p><h2>Read on</h2><ul></ul><h2>Last</h2>")
-    )
+    text, _ = walked(page(f"<h2>Kept</h2><p>{SENTENCE}</p><h2>Read on</h2><ul></ul><h2>Last</h2>"))
     assert "Kept\nA sentence" in text
     assert "Read on" not in text
 
 
 def test_links_within_prose_stay_and_blocks_of_links_do_not() -> None:
     prose = f"<p>{SENTENCE}<a href=/x>and a link</a>, in the middle.</p>"
-    text, _ = extract_fast(page(prose + "<a href=/y><div><p>" + SENTENCE + "Card</p></div></a>"))
+    text, _ = walked(page(prose + "<a href=/y><div><p>" + SENTENCE + "Card</p></div></a>"))
     assert "and a link, in the middle." in text
     assert "Card" not in text
 
 
 def test_han_prose_needs_no_spaces() -> None:
     sentence = "這是一個足夠長的句子，用來說明沒有空格的文字也會被當作正文，而不是選單。" * 6
-    text, doubt = extract_fast(
-        f"<body><nav>選單</nav><div><p>{sentence}</p><p>{sentence}</p></div>"
-    )
+    text, doubt = walked(f"<body><nav>選單</nav><div><p>{sentence}</p><p>{sentence}</p></div>")
     assert text.startswith("這是")
     assert doubt == ""
 
@@ -106,11 +104,11 @@ def test_han_prose_needs_no_spaces() -> None:
     (f"<p>{SENTENCE * 20}" + f"<div class=reply><p>{SENTENCE * 17}</p></div>" * 3, "much_hidden"),
 ])  # fmt: skip
 def test_the_walk_says_why_it_may_be_wrong(html: str, doubt: str) -> None:
-    assert extract_fast(html).doubt == doubt
+    assert walked(html).doubt == doubt
 
 
 def test_the_cascade_walks_what_names_no_content_and_asks_trafilatura_only_in_doubt() -> None:
-    assert cascade(page("")) == (extract_fast(page("")).text, "walk")
+    assert cascade(page("")) == (walked(page("")).text, "walk")
     words = "<div>Some words beside it</div>" * 60
     text, author = cascade(f"<html><body>{words}<p>{SENTENCE}</p></body></html>")
     assert author == "trafilatura_fast: little_text"
@@ -122,7 +120,7 @@ def test_a_doubted_text_that_is_long_stands() -> None:
     here = f"<div class=a><p>{SENTENCE * 34}</p></div>"
     elsewhere = f"<div class=b><p>{SENTENCE * 6}</p><p>{SENTENCE}</p></div>"
     html = f"<html><body>{here}{'<div>Some words</div>' * 300}{elsewhere}</body></html>"
-    assert cascade(html) == (extract_fast(html).text, "walk: scattered")
+    assert cascade(html) == (walked(html).text, "walk: scattered")
 
 
 def test_where_a_page_names_its_content_trafilaturas_rules_read_it() -> None:
@@ -157,19 +155,19 @@ def test_a_head_is_cut_before_parsing_unless_the_page_is_in_it() -> None:
     head = "<head><title>Head</title></head>"
     assert b"title" not in _without_junk(f"<html>{head}<body>{PARAGRAPHS}".encode())
     for inside in (f"<head><body>{PARAGRAPHS}</head>", f"<head>{PARAGRAPHS}</head>"):
-        assert extract_fast(f"<html>{inside}</html>").text.count("Part ") == 4
+        assert walked(f"<html>{inside}</html>").text.count("Part ") == 4
 
 
 @pytest.mark.parametrize("tag", ["div", "blockquote", "ul", "span class=share", "table", "li"])
 def test_deep_nesting_ends_without_a_recursion_error(tag: str) -> None:
     end = f"</{tag.split()[0]}>"
     deep = f"<{tag}>" * 5000 + f"<p>{SENTENCE * 5}</p>" + end * 5000
-    text, _ = extract_fast(f"<body>{deep}<p>{SENTENCE * 9}</p></body>")
+    text, _ = walked(f"<body>{deep}<p>{SENTENCE * 9}</p></body>")
     assert isinstance(text, str)
 
 
 def test_a_text_of_more_than_ten_megabytes_is_read_whole() -> None:
-    text, doubt = extract_fast(f"<body><p>{SENTENCE * 130_000}</p></body>")
+    text, doubt = walked(f"<body><p>{SENTENCE * 130_000}</p></body>")
     assert len(text) == len(SENTENCE) * 130_000 - 1
     assert doubt == ""
 
@@ -180,5 +178,5 @@ def test_a_page_reads_alike_from_its_own_bytes_and_from_its_text(charset: str, b
     body = page("<p>Größe, naïve façade</p>", "<nav>Menü</nav>").encode(charset) + bad
     text, found, author = extract_page(("cascade", body, None))
     html = decode_text(body, found)
-    assert text == clean_text(extract_fast(html).text)
+    assert text == clean_text(walked(html).text)
     assert author == "walk"

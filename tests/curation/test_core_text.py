@@ -87,6 +87,7 @@ def test_a_frame_of_which_over_a_quarter_would_be_lost_has_no_text() -> None:
     "<!-- nothing -->",
     f"<html><body><div>{PROSE}</div></body></html>",
     "<html><body><article><p>" + "Words with \x01 in them. " * 40,
+    f"<html><body><article>{PROSE}</article><div class=comments>No</div>\x01",
 ])  # fmt: skip
 def test_no_tree_no_frame_and_what_xml_cannot_hold_give_no_text(html: str) -> None:
     assert core_text(parse_page(html)) == ""
