@@ -4,7 +4,8 @@ What can be read is read. A record that cannot be is named with its reason. Wher
 sense, the first such offset is named, what is lost counts as one record at least, and reading goes
 on where the next record begins, if there is one. Nothing is skipped without being counted.
 
-ARC files are read as WARC (arc.py); the text of a WET file's conversion records is taken as it is.
+ARC files and WARC files with names in another case are rewritten as WARC (arc.py, other_case.py),
+by one range of a file that is split; the text of a WET file's conversion records is taken as it is.
 A revisit record says that a page was the same as before: it is counted, and the stage says for how
 many the original is in the input. It makes no document, which would be a duplicate by definition.
 """
@@ -24,14 +25,16 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from fastwarc.warc import ArchiveIterator, WarcRecord
 
-from lmpipe.curation.arc import ArcError, arc_records, is_arc
+from lmpipe.curation.arc import arc_records, is_arc
 from lmpipe.curation.http import BodyTooLargeError, decode_body
+from lmpipe.curation.other_case import is_other_case, other_case_records
 from lmpipe.curation.record_starts import (
     begins_with,
     declared_end,
     is_cut_short,
     record_start,
 )
+from lmpipe.curation.record_stream import RecordError
 from lmpipe.documents.schema import document_id
 from lmpipe.errors import InputError
 
@@ -101,10 +104,11 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         self, data: Iterator[Document] | None = None, rank: int = 0, world_size: int = 1
     ) -> Iterator[Document]:
         """Yield the pages in file order."""
-        if is_arc(self.path):
-            if self.byte_range is None or self.byte_range[0] == 0:
-                yield from self._arc_pages()
-            return
+        for is_format, records in ((is_arc, arc_records), (is_other_case, other_case_records)):
+            if is_format(self.path):
+                if self.byte_range is None or self.byte_range[0] == 0:
+                    yield from self._rewritten_pages(records(self.path))
+                return
         start, stop = self._bounds()
         while start is not None:
             self._offset, error = start, ""
@@ -152,14 +156,14 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                     self._place = offset
                 yield record
 
-    def _arc_pages(self) -> Iterator[Document]:
+    def _rewritten_pages(self, records: Iterator[tuple[int, bytes]]) -> Iterator[Document]:
         try:
-            for offset, data in arc_records(self.path):
+            for offset, data in records:
                 self._offset = self._place = offset
                 for record in ArchiveIterator(io.BytesIO(data), parse_http=False):
                     if (page := self._page(record)) is not None:
                         yield page
-        except ArcError as error:
+        except RecordError as error:
             yield self._unreadable(error.offset, str(error))
 
     def _page(self, record: WarcRecord) -> Document | None:

@@ -1,4 +1,5 @@
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,55 @@ def test_an_arc_cut_short_gives_the_pages_before_the_cut(tmp_path: Path) -> None
     pages, census = read_bytes(tmp_path, data)
     assert [p.metadata.get("removed") for p in pages] == [None, None, "unreadable_archive"]
     assert f"byte {sum(map(len, parts[:3]))}: a record of" in census.unreadable[0]
+
+
+def in_case(record: bytes, change: Callable[[bytes], bytes], newline: bytes) -> bytes:
+    """Return a record with its field names changed, and lines that end otherwise."""
+    head, _, block = record.partition(b"\r\n\r\n")
+    version, *lines = head.split(b"\r\n")
+    fields = [line.partition(b":") for line in lines]
+    names = [b"".join((change(name), *rest)) for name, *rest in fields]
+    return newline.join((version, *names, b"", b"")) + block
+
+
+@pytest.mark.parametrize("newline", [b"\r\n", b"\n"])
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize(
+    "change", [bytes.lower, bytes.upper, lambda name: name.replace(b"-Length", b"-length")]
+)
+def test_field_names_in_any_case_give_the_same_documents(
+    tmp_path: Path, change: Callable[[bytes], bytes], is_packed: bool, newline: bytes
+) -> None:
+    records = [response(page(n), record_id=f"<urn:uuid:{n}>") for n in range(3)]
+    records.append(response(b"", kind="request"))
+    found = []
+    for number, name_change in enumerate((bytes, change)):
+        parts = [in_case(record, name_change, newline) for record in records]
+        data = b"".join(gzip.compress(part, mtime=0) if is_packed else part for part in parts)
+        found.append(read_bytes(tmp_path, data, f"{number}.warc"))
+    (expected, counts), (pages, census) = found
+    assert len(pages) == 3
+    assert census == counts
+    assert [p.id for p in pages] == [p.id for p in expected]
+    for ours, theirs in zip(pages, expected, strict=True):
+        name = {"warc_path": "", "warc_offset": 0}
+        assert ours.metadata | name == theirs.metadata | name
+        if not is_packed:
+            assert ours.metadata["warc_offset"] == theirs.metadata["warc_offset"]
+
+
+def test_a_file_in_another_case_that_is_cut_gives_the_pages_before(tmp_path: Path) -> None:
+    parts = [in_case(response(page(n)), bytes.lower, b"\r\n") for n in range(2, 5)]
+    size, data = len(parts[0]), b"".join(parts)
+    assert len(data) == 3 * size
+    for cut in range(1, len(data), 29):
+        pages, census = read_bytes(tmp_path, data[:cut])
+        num_whole, rest = divmod(cut + len(b"\r\n\r\n"), size)
+        is_cut = rest > 4
+        assert sum("body" in page.metadata for page in pages) == num_whole
+        assert len(pages) == num_whole + is_cut
+        if is_cut and num_whole:
+            assert f"from byte {num_whole * size}:" in census.unreadable[0]
 
 
 def test_the_text_of_a_wet_file_is_taken_as_it_is() -> None:

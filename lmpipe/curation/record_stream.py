@@ -1,0 +1,122 @@
+"""Lines and blocks of a plain or gzip archive, with the offsets to find them by again.
+
+For the formats that FastWARC does not read: ARC, and WARC whose names are not in canonical case.
+"""
+
+import zlib
+from pathlib import Path
+from typing import IO
+
+_BLOCK_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 16
+MAX_RECORD_BYTES = 1 << 30
+
+
+class RecordError(OSError):
+    """The file makes no sense from `offset` on."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+def beginning(path: Path) -> bytes:
+    """Return the first kilobyte of a plain or gzip file; nothing of a damaged one."""
+    with path.open("rb") as file:
+        head = file.read(_BLOCK_BYTES)
+    if head[:2] != b"\x1f\x8b":
+        return head[:1024]
+    try:
+        return zlib.decompressobj(31).decompress(head, 1024)
+    except zlib.error:
+        return b""
+
+
+class RecordStream:
+    """Bytes of a plain or gzip file; knows where what it gave last began."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._is_gzip = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        self._inflate = zlib.decompressobj(31)
+        self._packed = b""
+        self._position = 0  # of the end of what was read from the file
+        self._member = 0
+        self._buffer = b""
+        self._at = 0
+        self._starts: list[tuple[int, int]] = []  # place in the buffer, offset of its member
+        self.line_offset = 0
+
+    def check_end(self) -> None:
+        """Raise RecordError if the file ends inside a gzip member."""
+        if self._is_gzip and not self._inflate.eof:
+            raise RecordError("a gzip member is cut short", self._member)
+
+    def line(self) -> bytes:
+        """Return the next line with its end; empty at the end of the file."""
+        while (end := self._buffer.find(b"\n", self._at)) < 0:
+            if len(self._buffer) - self._at > _MAX_LINE_BYTES or not self._fill():
+                end = len(self._buffer) - 1
+                break
+        self.line_offset = self._offset()
+        line, self._at = self._buffer[self._at : end + 1], end + 1
+        return line
+
+    def read_all(self, size: int, offset: int) -> bytes:
+        """Return so many bytes of the record at `offset`.
+
+        Raises:
+            RecordError: the file ends before, or it would be more than a record may have.
+        """
+        if size > MAX_RECORD_BYTES:
+            raise RecordError(f"a record of {size} bytes", offset)
+        data = self._read(size)
+        if len(data) < size:
+            raise RecordError(f"a record of {size} bytes ends after {len(data)}", offset)
+        return data
+
+    def _read(self, size: int) -> bytes:
+        pieces = [self._buffer[self._at : self._at + size]]
+        left = size - len(pieces[0])
+        self._at += len(pieces[0])
+        while left > 0 and self._fill():
+            piece = self._buffer[self._at : self._at + left]
+            pieces.append(piece)
+            self._at += len(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def _offset(self) -> int:
+        if not self._is_gzip:
+            return self._position - (len(self._buffer) - self._at)
+        return next((member for at, member in reversed(self._starts) if at <= self._at), 0)
+
+    def _fill(self) -> bool:
+        """Append a block to the buffer and forget what was given out."""
+        last = self._offset()
+        self._buffer = self._buffer[self._at :]
+        moved = [(at - self._at, member) for at, member in self._starts if at > self._at]
+        self._starts, self._at = [(0, last), *moved], 0
+        while True:
+            block = self._packed or self._file.read(_BLOCK_BYTES)
+            self._position += 0 if self._packed else len(block)
+            self._packed = b""
+            if not block:
+                return False
+            text = block if not self._is_gzip else self._inflated(block)
+            if text:
+                self._buffer += text
+                return True
+
+    def _inflated(self, block: bytes) -> bytes:
+        if self._inflate.eof:
+            self._inflate = zlib.decompressobj(31)
+            self._member = self._position - len(block)
+            self._starts.append((len(self._buffer), self._member))
+        try:
+            text = self._inflate.decompress(block)
+        except zlib.error as error:
+            raise RecordError(f"damaged gzip member: {error}", self._member) from error
+        self._packed = self._inflate.unused_data.lstrip(b"\0")
+        return text
