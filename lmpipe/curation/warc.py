@@ -121,7 +121,9 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                 error = str(failure)
             is_empty = self.census.records.total() == num_before
             gap = start if is_empty else _end_of_record(self.path, self._offset)
-            start = record_start(self.path, max(self._offset + 1, gap), stop)
+            # where none begins at a record's end, its length may be too large and hide the next
+            low = self._offset + 1 if error else max(self._offset + 1, gap)
+            start = record_start(self.path, low, stop)
             is_end_known = is_empty or gap > self._offset
             if error or start is not None or (is_end_known and _has_more(self.path, gap, stop)):
                 yield self._unreadable(gap, error or "no record")

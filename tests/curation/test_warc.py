@@ -407,6 +407,22 @@ def test_a_stream_that_ends_too_early_is_named_whatever_record_it_ends_in(
             assert named == last or (suffix == "zst" and named == last - len(members[-2])), size
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("error", [-100, 1, 3, 100, 800, 1500])
+def test_a_length_that_is_wrong_hides_no_other_record(
+    tmp_path: Path, error: int, is_packed: bool
+) -> None:
+    records = [
+        response(page(n), record_id=f"<urn:uuid:{n}>", length_error=error if n == 12 else 0)
+        for n in range(10, 16)
+    ]
+    data = b"".join(gzip.compress(record) if is_packed else record for record in records)
+    pages, census = read_bytes(tmp_path, data)
+    found = [str(p.metadata["warc_record_id"]) for p in pages if "body" in p.metadata]
+    assert found == [f"<urn:uuid:{n}>" for n in range(10, 16)]
+    assert len(census.unreadable) == (abs(error) > 3)  # less is taken for the padding
+
+
 @pytest.mark.parametrize("length", ["-", "x", "9" * 20, "9" * 15, ""])
 @pytest.mark.parametrize("suffix", ["", "gz"])
 def test_a_length_that_cannot_be_costs_its_record_and_no_other(
