@@ -22,6 +22,7 @@ from lmpipe.artifacts.types import Documents, Source
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
+_PACKED_BYTES = 1 << 12  # may hold 128 MB: four bytes of zstd repeat one 131,072 times
 SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".md")
 
 
@@ -233,8 +234,48 @@ def _open(path: Path) -> IO[bytes]:
     if path.name.endswith(".gz"):
         return gzip.open(path)  # type: ignore[return-value]
     if path.name.endswith(".zst"):
-        import pyarrow as pa
-
-        # not zstandard's reader: to it a file that was cut short has simply ended
-        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+        return io.BufferedReader(_ZstdFile(path), 1 << 16)
     return path.open("rb")
+
+
+class _ZstdFile(io.RawIOBase):
+    """A file of zstd frames, read to its last whole block if it is cut short.
+
+    To zstandard's own reader such a file has simply ended; Arrow's keeps the last 64 kB back.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import zstandard
+
+        self._file = path.open("rb")
+        self._begin = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._begin()
+        self._packed = b""
+        self._plain = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        import zstandard
+
+        while not self._plain:
+            packed = self._packed or self._file.read(_PACKED_BYTES)
+            if not packed:
+                if self._file.tell() and not self._frame.eof:
+                    raise EOFError("a zstd frame is cut short")
+                return 0
+            if self._frame.eof:
+                self._frame = self._begin()
+            try:
+                self._plain = memoryview(self._frame.decompress(packed))
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+            self._packed = self._frame.unused_data if self._frame.eof else b""
+        size = min(len(buffer), len(self._plain))
+        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 import zstandard
 
 from lmpipe.artifacts.types import Documents
-from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
+from lmpipe.curation.import_documents import ImportDocumentsConfig, _rows, import_documents
 from lmpipe.documents.read import (
     count_documents,
     count_rows,
@@ -79,6 +80,21 @@ def test_a_file_that_breaks_off_gives_the_rows_before(bench: Workbench) -> None:
     source = bench.files("corpus", a__jsonl__gz=good, b__jsonl__gz=bad, c__parquet=b"PAR1junk")
     documents = bench.run(import_documents, ImportDocumentsConfig(), source)
     assert documents.metrics["removed"]["unreadable_file"] == 2
+
+
+def test_a_zstd_file_cut_anywhere_gives_every_row_of_its_whole_blocks(tmp_path: Path) -> None:
+    text = "".join(f"{hashlib.sha256(b'%d' % i).hexdigest()}\n" for i in range(10_000)).encode()
+    whole = zstandard.compress(text[:400_000]) + zstandard.compress(text[400_000:])
+    path, config = tmp_path / "a.txt.zst", ImportDocumentsConfig(text_documents="line")
+    for cut in range(0, len(whole) + 1, len(whole) // 40):
+        path.write_bytes(whole[:cut])
+        reader = zstandard.ZstdDecompressor().stream_reader(whole[:cut], read_across_frames=True)
+        readable = reader.read().decode().splitlines(keepends=True)
+        lines = [line for line in readable if line.endswith("\n")]
+        rows = list(_rows(path, "a.txt", config))
+        assert rows[: len(lines)] == [{"text": line} for line in lines]
+        assert rows[len(lines) :] in ([], ["unreadable_file"])
+        assert (rows[-1:] == ["unreadable_file"]) == (0 < cut < len(whole))
 
 
 @pytest.mark.parametrize("damage", ["cut short", "overwritten", "no zstd at all"])
