@@ -40,7 +40,7 @@ class ImportDocumentsConfig(StageConfig):
     )
 
 
-@stage(version=3, kind="exact")
+@stage(version=4, kind="exact")
 def import_documents(
     out: Output[Documents], config: ImportDocumentsConfig, source: Source, *, runtime: Runtime
 ) -> Documents:
