@@ -9,7 +9,7 @@ is found, which the caller has. Price: functions that are no promised interface,
 trafilatura is pinned.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from lxml import etree
 from trafilatura.htmlprocessing import (
@@ -34,8 +34,8 @@ from trafilatura.xml import delete_element, xmltotxt
 from lmpipe.curation.element_names import FRAME_RANKS, drop_comments, find_frame, unwanted
 from lmpipe.curation.link_farms import delete_link_farms, squeeze
 
-MIN_CORE_CHARACTERS = 250  # below, trafilatura's rescues begin
-_MAX_WITHOUT_PARAGRAPHS = 3 * MIN_CORE_CHARACTERS  # with less in paragraphs, text of a div counts
+_MIN_CHARACTERS = 250  # below, trafilatura's rescues begin
+_MAX_WITHOUT_PARAGRAPHS = 3 * _MIN_CHARACTERS  # with less in paragraphs, text of a div counts
 _MIN_KEPT = 0.75  # of a frame's characters, once its boilerplate is out
 _OPTIONS = Extractor(output_format="txt", fast=True, comments=False, tables=True, dedup=False)
 _CLEANED = tuple(tag for tag in MANUALLY_CLEANED if tag != "form")
@@ -43,24 +43,32 @@ _TAGS = frozenset((*TAG_CATALOG, "table", "td", "th", "tr"))
 _HANDLED = frozenset((*TAG_CATALOG, "ref", "table"))
 
 
-def core_text(root: Any) -> str:
-    """Return the main text of a page, or an empty string.
+class CoreText(NamedTuple):
+    """What was found, and why it may be wrong; empty if nothing speaks against it."""
 
-    There is none where the page names no element that holds its content, where a quarter of that
-    element's text would be lost, which no article showed (LOG.md), or where trafilatura fails.
+    text: str
+    doubt: str
+
+
+def core_text(root: Any) -> CoreText:
+    """Return the main text of a page that names the element that holds its content.
+
+    It is doubted where it is short, where over a quarter of that element's text would be lost,
+    which no article showed (LOG.md), and where trafilatura fails.
 
     Args:
-        root: the page's tree of `lxml.html.HtmlElement`, if it has one; it is used up.
+        root: the page's tree of `lxml.html.HtmlElement`; it is used up.
     """
-    if root is None:
-        return ""
     try:
         drop_comments(root)
         body, frame_size = _extract(convert_tags(_clean(root), _OPTIONS, None))
         text = str(xmltotxt(_finish(body), include_formatting=False))
     except (TypeError, ValueError):  # characters that XML does not allow; trafilatura does so too
-        return ""
-    return text if len(squeeze(text)) >= _MIN_KEPT * frame_size else ""
+        return CoreText("", "bad_characters")
+    if len(text) < _MIN_CHARACTERS:
+        return CoreText(text, "short_frame")
+    is_lossy = len(squeeze(text)) < _MIN_KEPT * frame_size
+    return CoreText(text, "lossy_frame" if is_lossy else "")
 
 
 def _clean(tree: Any) -> Any:

@@ -6,8 +6,8 @@ a page names the element that holds its content, trafilatura's main extractor re
 quarter of the cost (core_text.py). Pages without such names, and pages with code, of which
 trafilatura drops much, are walked block by block (blocks.py), and trafilatura_fast is asked where
 the walk found little and doubts itself. The document's `extractor` says who wrote the text and,
-after a colon, the doubt. Figures: `lmpipe bench extraction`, in LOG.md. A page's text does not
-depend on what came before.
+after a colon, what was doubted on the way. Figures: `lmpipe bench extraction`, in LOG.md. A page's
+text does not depend on what came before.
 """
 
 import unicodedata
@@ -101,24 +101,27 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
         utf8: the page as bytes, where they are at hand.
     """
     from lmpipe.curation.blocks import walk_text
-    from lmpipe.curation.core_text import MIN_CORE_CHARACTERS, core_text
+    from lmpipe.curation.core_text import core_text
     from lmpipe.curation.element_names import has_frame
     from lmpipe.curation.markup import parse_page
 
     root = parse_page(html, utf8)
+    doubts: list[str] = []
     is_large = len(html) > _MAX_CORE_CHARACTERS
     if root is not None and not is_large and not _has_code(root) and has_frame(root):
-        text = core_text(root)
-        if len(text) >= MIN_CORE_CHARACTERS:
+        text, doubt = core_text(root)
+        if not doubt:
             return text, "trafilatura_core"
+        doubts.append(doubt)
         root = parse_page(html, utf8)
     text, doubt = walk_text(root)
-    if not doubt:
-        return text, "walk"
-    slow = extract_text("trafilatura_fast", html) if len(text) < _MIN_WALK_CHARACTERS else ""
-    if len(slow) > len(text) / 4:  # less does not mend that something is missing
-        return slow, f"trafilatura_fast: {doubt}"
-    return text, f"walk: {doubt}"
+    author = "walk"
+    if doubt:
+        doubts.append(doubt)
+        slow = extract_text("trafilatura_fast", html) if len(text) < _MIN_WALK_CHARACTERS else ""
+        if len(slow) > len(text) / 4:  # less does not mend that something is missing
+            text, author = slow, "trafilatura_fast"
+    return text, f"{author}: {', '.join(doubts)}" if doubts else author
 
 
 def _has_code(root: Any) -> bool:

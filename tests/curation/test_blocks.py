@@ -140,7 +140,7 @@ def test_code_is_walked_also_where_a_page_names_its_content() -> None:
 
 def test_a_named_content_of_few_words_leaves_the_page_to_the_walk() -> None:
     text, author = cascade(page("<article><p>Few words.</p></article>"))
-    assert author == "walk"
+    assert author == "walk: short_frame"
     assert text.count("Part ") == 4
 
 

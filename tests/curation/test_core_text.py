@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lmpipe.curation.core_text import MIN_CORE_CHARACTERS, core_text
+from lmpipe.curation.core_text import core_text
 from lmpipe.curation.element_names import has_frame
 from lmpipe.curation.html import cascade, clean_text, extract_text
 from lmpipe.curation.http import decode_text, page_charset
@@ -28,10 +28,11 @@ def pages(name: str) -> list[str]:
 def test_the_text_of_real_pages_is_that_of_trafilatura(name: str, least: int) -> None:
     num_texts = 0
     for html in pages(name):
-        text = clean_text(core_text(parse_page(html)))
-        if len(text) >= MIN_CORE_CHARACTERS:
+        root = parse_page(html)
+        text, doubt = ("", "no tree") if root is None else core_text(root)
+        if not doubt:
             num_texts += 1
-            assert text == clean_text(extract_text("trafilatura_fast", html))
+            assert clean_text(text) == clean_text(extract_text("trafilatura_fast", html))
     assert num_texts >= least
 
 
@@ -68,29 +69,33 @@ def test_the_text_of_real_pages_is_that_of_trafilatura(name: str, least: int) ->
 ])  # fmt: skip
 def test_the_rules_are_those_of_trafilatura(markup: str) -> None:
     html = f"<html><body><h1>Title</h1>{markup}<footer>End</footer></body></html>"
-    text = clean_text(core_text(parse_page(html)))
+    found = core_text(parse_page(html))
+    assert found.doubt == ""
+    text = clean_text(found.text)
     assert "Part 3." in text or SENTENCE.strip() in text
     assert text == clean_text(extract_text("trafilatura_fast", html))
 
 
-def test_a_frame_of_which_over_a_quarter_would_be_lost_has_no_text() -> None:
+def test_a_frame_of_which_over_a_quarter_would_be_lost_is_doubted() -> None:
     bare = f"<div>Bare text beside paragraphs. {SENTENCE}</div>"
-    for num_bare, is_kept in ((1, True), (8, False)):
+    for num_bare, doubt in ((1, ""), (8, "lossy_frame")):
         html = f"<html><body><article>{PROSE}{bare * num_bare}</article></body></html>"
-        assert ("Part 3." in core_text(parse_page(html))) == is_kept
+        assert core_text(parse_page(html)).doubt == doubt
         assert "Bare" not in extract_text("trafilatura_fast", html)
-        assert ("Bare" in cascade(html)[0]) == (not is_kept)
+        text, author = cascade(html)
+        assert ("Bare" in text) == bool(doubt)
+        assert author == (f"walk: {doubt}" if doubt else "trafilatura_core")
 
 
-@pytest.mark.parametrize("html", [
-    "",
-    "<!-- nothing -->",
-    f"<html><body><div>{PROSE}</div></body></html>",
-    "<html><body><article><p>" + "Words with \x01 in them. " * 40,
-    f"<html><body><article>{PROSE}</article><div class=comments>No</div>\x01",
+@pytest.mark.parametrize(("html", "doubt"), [
+    ("<html><body><article><p>Few words.</article></body></html>", "short_frame"),
+    (f"<html><body><div>{PROSE}</div></body></html>", "short_frame"),
+    ("<html><body><article><p>" + "Words with \x01 in them. " * 40, "bad_characters"),
+    (f"<html><body><article>{PROSE}</article><p class=comments>No</p>\x01", ""),
+    (f"<html><body><article>{PROSE}</article><div class=comments>No</div>\x01", "bad_characters"),
 ])  # fmt: skip
-def test_no_tree_no_frame_and_what_xml_cannot_hold_give_no_text(html: str) -> None:
-    assert core_text(parse_page(html)) == ""
+def test_the_doubt_says_what_is_wrong(html: str, doubt: str) -> None:
+    assert core_text(parse_page(html)).doubt == doubt
 
 
 def test_a_page_says_whether_it_names_its_content() -> None:
