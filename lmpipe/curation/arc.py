@@ -28,18 +28,13 @@ def arc_records(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     with path.open("rb") as file:
         stream = RecordStream(file)
-        while True:
-            while (line := stream.line()) == b"\n":
-                pass
-            if not line:
-                stream.check_end()
-                return
+        while line := stream.first_line():
             offset = stream.line_offset
             match = _LINE.match(line.rstrip(b"\r\n"))
             if match is None:
                 raise RecordError(f"no ARC record: {line[:60]!r}", offset)
             url, _, date, kind, size = match.groups()
-            body = stream.read_all(int(size), offset)
+            body = stream.read_all(size, offset)
             if not url.startswith(b"filedesc:"):
                 yield offset, _as_warc(url, date, kind, body)
 

@@ -31,25 +31,17 @@ def other_case_records(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     with path.open("rb") as file:
         stream = RecordStream(file)
-        while True:
-            while (line := stream.line()) in (b"\n", b"\r\n"):
-                pass
-            if not line:
-                stream.check_end()
-                return
+        while line := stream.first_line():
             offset = stream.line_offset
             if not line.startswith(b"WARC/"):
                 raise RecordError(f"no WARC record: {line[:60]!r}", offset)
-            lines, size = [line.rstrip()], -1
-            while line := stream.line().rstrip():
-                name, colon, value = line.partition(b":")
+            lines, length = [line.rstrip()], b""
+            for field in stream.header(offset):
+                name, colon, value = field.partition(b":")
                 name = _canonical(name) if colon else name
                 lines.append(name + colon + value)
-                if name == b"Content-Length" and value.strip().isdigit():
-                    size = int(value)
-            if size < 0:
-                raise RecordError("a record without a Content-Length", offset)
-            block = stream.read_all(size, offset)
+                length = value.strip() if name == b"Content-Length" else length
+            block = stream.read_all(length, offset)
             yield offset, b"\r\n".join([*lines, b"", block, b"", b""])
 
 

@@ -9,7 +9,8 @@ from typing import IO
 
 _BLOCK_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 16
-MAX_RECORD_BYTES = 1 << 30
+_MAX_HEADER_BYTES = 1 << 18
+_MAX_RECORD_BYTES = 1 << 30
 
 
 class RecordError(OSError):
@@ -48,10 +49,32 @@ class RecordStream:
         self._starts: list[tuple[int, int]] = []  # place in the buffer, offset of its member
         self.line_offset = 0
 
-    def check_end(self) -> None:
-        """Raise RecordError if the file ends inside a gzip member."""
-        if self._is_gzip and not self._inflate.eof:
+    def first_line(self) -> bytes:
+        """Return the next record's first line; empty at the end of the file.
+
+        Raises:
+            RecordError: the file ends inside a gzip member.
+        """
+        while (line := self.line()) in (b"\n", b"\r\n"):
+            pass
+        if not line and self._is_gzip and not self._inflate.eof:
             raise RecordError("a gzip member is cut short", self._member)
+        return line
+
+    def header(self, offset: int) -> list[bytes]:
+        """Return the lines up to an empty one, without their ends, of the record at `offset`.
+
+        Raises:
+            RecordError: they are larger than a header may be.
+        """
+        lines: list[bytes] = []
+        size = 0
+        while line := self.line().rstrip():
+            lines.append(line)
+            size += len(line)
+            if size > _MAX_HEADER_BYTES:
+                raise RecordError(f"a header of over {_MAX_HEADER_BYTES} bytes", offset)
+        return lines
 
     def line(self) -> bytes:
         """Return the next line with its end; empty at the end of the file."""
@@ -63,14 +86,19 @@ class RecordStream:
         line, self._at = self._buffer[self._at : end + 1], end + 1
         return line
 
-    def read_all(self, size: int, offset: int) -> bytes:
-        """Return so many bytes of the record at `offset`.
+    def read_all(self, length: bytes, offset: int) -> bytes:
+        """Return the block of the record at `offset`.
+
+        Args:
+            length: its bytes, as written.
+            offset: for the error.
 
         Raises:
-            RecordError: the file ends before, or it would be more than a record may have.
+            RecordError: that is no length or more than a record may have, or the file ends before.
         """
-        if size > MAX_RECORD_BYTES:
-            raise RecordError(f"a record of {size} bytes", offset)
+        size = int(length) if length.isdigit() and len(length) < 20 else -1
+        if not 0 <= size <= _MAX_RECORD_BYTES:
+            raise RecordError(f"a record of {length[:60]!r} bytes", offset)
         data = self._read(size)
         if len(data) < size:
             raise RecordError(f"a record of {size} bytes ends after {len(data)}", offset)

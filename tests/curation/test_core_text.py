@@ -76,6 +76,18 @@ def test_the_rules_are_those_of_trafilatura(markup: str) -> None:
     assert text == clean_text(extract_text("trafilatura_fast", html))
 
 
+def test_lists_quotes_and_tables_survive_where_a_page_names_its_content() -> None:
+    items = "<ul><li>first<ul><li>inner item</li></ul></li><li>second</li></ul>"
+    rows = "<tr><th>Name<th>Use</tr><tr><td>alpha<td>first\n one</tr><tr><td>b<td>x</tr>"
+    quote = "<blockquote>Quoted words</blockquote><h2>Next</h2><p>Use <code>x = 1</code>.</p>"
+    html = f"<html><body><main>{PROSE}{items}<table>{rows}</table>{quote}</main></body></html>"
+    text, author = cascade(html)
+    assert author == "trafilatura_core"
+    for expected in ("- first\n  - inner item\n- second\n", "| alpha | first one |", "| b | x |",
+                     "\nQuoted words\nNext\nUse x = 1."):  # fmt: skip
+        assert expected in text
+
+
 def test_a_frame_of_which_over_a_quarter_would_be_lost_is_doubted() -> None:
     bare = f"<div>Bare text beside paragraphs. {SENTENCE}</div>"
     for num_bare, doubt in ((1, ""), (8, "lossy_frame")):

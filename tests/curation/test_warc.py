@@ -358,6 +358,27 @@ def test_a_file_in_another_case_that_is_cut_gives_the_pages_before(tmp_path: Pat
             assert f"from byte {num_whole * size}:" in census.unreadable[0]
 
 
+@pytest.mark.parametrize("length", [b"", b"-", b"x", b"9" * 12, b"9" * 5000])
+def test_a_length_that_cannot_be_ends_a_rewritten_file_by_name(
+    tmp_path: Path, length: bytes
+) -> None:
+    good = in_case(response(page(1)), bytes.lower, b"\r\n")
+    bad = b"WARC/1.0\r\nwarc-type: response\r\ncontent-length: %b\r\n\r\nx" % length
+    line = b"http://h.example/ 127.0.0.1 20080430204820 text/html %b\nx" % length
+    for data, start in ((good + bad, len(good)), (b"".join(arc(1)) + line, len(b"".join(arc(1))))):
+        pages, census = read_bytes(tmp_path, data)
+        assert [p.metadata.get("removed") for p in pages] == [None, "unreadable_archive"]
+        assert f"from byte {start}:" in census.unreadable[0]
+
+
+def test_a_header_without_end_ends_a_rewritten_file_by_name(tmp_path: Path) -> None:
+    good = in_case(response(page(1)), bytes.lower, b"\r\n")
+    endless = b"WARC/1.0\r\nwarc-type: response\r\n" + b"x: y\r\n" * 100_000
+    pages, census = read_bytes(tmp_path, good + endless)
+    assert [p.metadata.get("removed") for p in pages] == [None, "unreadable_archive"]
+    assert "a header of over 262144 bytes" in census.unreadable[0]
+
+
 def test_the_text_of_a_wet_file_is_taken_as_it_is() -> None:
     pages, census = read(WARC / "common-crawl-2024.warc.wet.gz")
     assert pages[0].metadata["plain_text"].startswith(b"Escopete")
