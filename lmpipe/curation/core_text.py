@@ -16,14 +16,11 @@ from trafilatura.htmlprocessing import (
     convert_tags,
     link_density_test_tables,
     process_node,
-    prune_html,
-    recover_math,
+    tree_cleaning,
 )
 from trafilatura.main_extractor import NOT_AT_THE_END, REBUILT_BLOCKS, handle_textelem
 from trafilatura.settings import (
     INLINE_FORMATTABLE,
-    MANUALLY_CLEANED,
-    MANUALLY_STRIPPED,
     MIN_DUPLICATE_LENGTH,
     TAG_CATALOG,
     Extractor,
@@ -38,7 +35,6 @@ _MIN_CHARACTERS = 250  # below, trafilatura's rescues begin
 _MAX_WITHOUT_PARAGRAPHS = 3 * _MIN_CHARACTERS  # with less in paragraphs, text of a div counts
 _MIN_KEPT = 0.75  # of a frame's characters, once its boilerplate is out
 _OPTIONS = Extractor(output_format="txt", fast=True, comments=False, tables=True, dedup=False)
-_CLEANED = tuple(tag for tag in MANUALLY_CLEANED if tag != "form")
 _TAGS = frozenset((*TAG_CATALOG, "table", "td", "th", "tr"))
 _HANDLED = frozenset((*TAG_CATALOG, "ref", "table"))
 
@@ -61,7 +57,7 @@ def core_text(root: Any) -> CoreText:
     """
     try:
         drop_comments(root)
-        body, frame_size = _extract(convert_tags(_clean(root), _OPTIONS, None))
+        body, frame_size = _extract(convert_tags(tree_cleaning(root, _OPTIONS), _OPTIONS, None))
         text = str(xmltotxt(_finish(body), include_formatting=False))
     except (TypeError, ValueError):  # characters that XML does not allow; trafilatura does so too
         return CoreText("", "bad_characters")
@@ -69,25 +65,6 @@ def core_text(root: Any) -> CoreText:
         return CoreText(text, "short_frame")
     is_lossy = len(squeeze(text)) < _MIN_KEPT * frame_size
     return CoreText(text, "lossy_frame" if is_lossy else "")
-
-
-def _clean(tree: Any) -> Any:
-    """Drop elements that hold no text of the page, and forms unless the page is within one."""
-    recover_math(tree)
-    for element in tree.iter("figure", "table"):
-        is_layout = element.get("role") in ("presentation", "none")
-        if element.find(".//table") is not None if element.tag == "figure" else is_layout:
-            element.tag = "div"
-    etree.strip_tags(tree, *MANUALLY_STRIPPED)
-    etree.strip_elements(tree, *_CLEANED, with_tail=False)
-    forms = list(tree.iter("form"))
-    size = len(tree.text_content()) if forms else 0
-    for form in forms:
-        if size and len(form.text_content()) > size / 2:
-            form.tag = "div"
-        else:
-            delete_element(form)
-    return prune_html(tree)
 
 
 def _extract(tree: Any) -> tuple[Any, int]:
