@@ -13,7 +13,7 @@ from rich.console import Console
 
 from flows import artifacts, cost, curation, export, operations, services, whatif
 from flows.outputs import check_file, check_folder
-from lmpipe.errors import ConfigError, LmpipeError, did_you_mean
+from lmpipe.errors import ConfigError, LmpipeError, RunFailed, did_you_mean
 from tasks.selection import Selection
 
 if TYPE_CHECKING:
@@ -88,15 +88,16 @@ def run(
         console.print(starting, style="dim")
     try:
         with Terminal(console, verbose) as terminal:
-            steps = run_locally(flow, loaded, selection, terminal)
+            run_locally(flow, loaded, selection, terminal)
+    except RunFailed:
+        _show_report(console, loaded, terminal.steps)
+        raise
     except KeyboardInterrupt:
         kept = "finished stages, shards and checkpoints are kept; the same command goes on"
         Console(stderr=True).print(f"interrupted: {kept}", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
     console.print(f"done in {time.monotonic() - started:.1f} s", highlight=False)
-    page = _report_page(loaded, steps)
-    if page:
-        console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+    _show_report(console, loaded, terminal.steps)
 
 
 @app.command()
@@ -244,9 +245,12 @@ def _prepare_prefect() -> None:
         os.environ.setdefault(name, value)
 
 
-def _report_page(recipe: "PipelineConfig", steps: "list[Step]") -> str:
+def _show_report(console: Console, recipe: "PipelineConfig", steps: "list[Step]") -> None:
+    """Say where the report of a run lies, if it made one."""
     page = _page_of(recipe.settings().store, [vars(s) for s in steps if s.stage == "report"])
-    return page.url("report.html").removeprefix("file://") if page else ""
+    if page is not None:
+        place = page.url("report.html").removeprefix("file://")
+        console.print(f"report: {place}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _page_of(store: "Store", steps: list[dict[str, Any]]) -> "Report | None":

@@ -12,6 +12,7 @@ from flows.maintenance import RunRetention, keep_house
 from flows.recipe import PipelineConfig, parse_recipe
 from flows.remote import FlowName, publish_plan, publish_steps, submit
 from flows.run import Silent, execute, plan_run
+from flows.terminal import outcome
 from lmpipe.artifacts.retention import RetentionPolicy
 from tasks.plan import Step
 from tasks.selection import Selection
@@ -155,8 +156,7 @@ class _Printed(Silent):
 
     def finished(self, step: Step) -> None:
         self.steps.append(step)
-        what = {"RUN": "built", "HIT": "found", "SKIP": f"skipped: {step.reason}"}[step.status]
-        print(f"{step.status} {step.name} {what} {step.artifact[:12]}".rstrip())
+        print(f"{step.status} {step.name} {outcome(step)} {step.artifact[:12]}".rstrip())
 
 
 def _run(flow: str, recipe: PipelineConfig, selection: Selection) -> None:

@@ -78,6 +78,9 @@ def execute(
 
     Returns:
         What became of each step, also stored as `runs/<recipe>/<time>.json`.
+
+    Raises:
+        RunFailed: a stage failed; everything that did not need it was built.
     """
     settings = recipe.settings()
     compose = partial(COMPOSITIONS[flow], recipe)

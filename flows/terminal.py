@@ -11,7 +11,21 @@ from lmpipe.artifacts.events import Event
 from tasks.plan import Step
 
 PLAIN_INTERVAL_SECONDS = 10.0
-COLOURS = {"HIT": "green", "RUN": "yellow", "PENDING": "blue", "SKIP": "dim", "MISSING": "red"}
+COLOURS = {
+    "HIT": "green",
+    "RUN": "yellow",
+    "PENDING": "blue",
+    "SKIP": "dim",
+    "MISSING": "red",
+    "FAILED": "red",
+    "NOT RUN": "red",
+}
+
+
+def outcome(step: Step) -> str:
+    """Return a word or a line on how a step ended."""
+    words = {"RUN": "built", "HIT": "found", "SKIP": f"skipped: {step.reason}"}
+    return words.get(step.status, step.reason.partition("\n")[0])
 
 
 class Terminal:
@@ -22,6 +36,7 @@ class Terminal:
         self._verbose = verbose
         self._shown_at = 0.0
         self._tasks: dict[str, TaskID] = {}
+        self.steps: list[Step] = []
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[step]}"),
@@ -76,14 +91,15 @@ class Terminal:
 
     def finished(self, step: Step) -> None:
         """Show how a step ended."""
+        self.steps.append(step)
         if step.name in self._tasks:
             self._progress.remove_task(self._tasks.pop(step.name))
         colour = COLOURS[step.status]
         seconds = f"{step.seconds:7.1f} s" if step.seconds is not None else " " * 9
-        what = {"RUN": "built", "HIT": "found", "SKIP": f"skipped: {step.reason}"}[step.status]
         identity = f" [dim]{step.artifact[:12]}[/]" if step.artifact else ""
         self._console.print(
-            f"[{colour}]{step.status:4}[/] {seconds}  {escape(step.name)} {escape(what)}{identity}",
+            f"[{colour}]{step.status:4}[/] {seconds}  {escape(step.name)} "
+            f"{escape(outcome(step))}{identity}",
             highlight=False,
         )
 

@@ -7,6 +7,7 @@
     │   ├── StoreUnavailable       the store does not answer; the same call may work later
     │   └── LockLost               another builder took the lock over; nothing was published
     ├── StageFailed                a stage's child process ended without a result
+    ├── RunFailed                  stages of a run failed; all that did not need them went on
     └── TrainingError              training cannot go on (ranks lost, non-finite gradients in a row)
 
 A message says what happened, the value found, the allowed range and the remedy. All classes take
@@ -43,6 +44,10 @@ class LockLost(StoreError):
 
 class StageFailed(LmpipeError):
     """A stage's process ended without a result: the message names its exit code or signal."""
+
+
+class RunFailed(LmpipeError):
+    """Stages of a run failed: the message names them, and what was not run for want of them."""
 
 
 class TrainingError(LmpipeError):

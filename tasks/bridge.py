@@ -10,9 +10,11 @@ result still exists, while the artifact store is bound to bytes.
 Prefect is imported when a flow runs and not before: its import takes 3 s, more than `lmpipe plan`.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lmpipe.artifacts.build import find
@@ -22,11 +24,15 @@ from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.stage import A, Inputs, Stage
 from lmpipe.artifacts.uses import RunUses
-from lmpipe.errors import ConfigError, InputError
+from lmpipe.errors import ConfigError, InputError, RunFailed
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.redaction import Redactor
 from tasks.conductor import Call, Policy, Settings, StageTask
-from tasks.plan import Planned, Step, bind_planned, flat
+from tasks.plan import Planned, Status, Step, bind_planned, flat, lacking_inputs
 from tasks.selection import Selection
+
+FAILED = ("FAILED", "NOT RUN")  # what a step is that failed, and one that needs it
+LONGEST_REASON = 300  # letters of an error in a table and in the report's config
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State, TaskRun
@@ -41,13 +47,17 @@ def as_task(
     tags: tuple[str, ...] = (),
     timeout_seconds: float | None = None,
     has_ranks: bool = True,
+    tells_failures: bool = False,
 ) -> StageTask[A]:
-    """Make a stage callable in flows; the arguments are Prefect's own, but for one.
+    """Make a stage callable in flows; the arguments are Prefect's own, but for two.
 
     Args:
         has_ranks: whether the stage uses all GPUs of its runtime, a rank on each; else it uses one.
+        tells_failures: whether the stage runs on those of its inputs that there are where others
+            failed; its config's `failed` then says which.
     """
-    return StageTask(stage, Policy(retries, retry_delay_seconds, tags, timeout_seconds, has_ranks))
+    policy = Policy(retries, retry_delay_seconds, tags, timeout_seconds, has_ranks, tells_failures)
+    return StageTask(stage, policy)
 
 
 class Listener(Protocol):
@@ -63,11 +73,14 @@ class Listener(Protocol):
         """A running step's processes wrote a line."""
 
     def finished(self, step: Step) -> None:
-        """A step ended as HIT, RUN (built) or SKIP."""
+        """A step ended as HIT, RUN (built), SKIP, FAILED or NOT RUN."""
 
 
 class PrefectConductor:
     """Carries out the stage calls of one flow run as Prefect task runs.
+
+    A stage that fails stops what reads its artifact, and nothing else: hours of work that need
+    none of it go on, and `finish` ends the run as failed afterwards.
 
     Args:
         settings: where artifacts lie and how stages run.
@@ -99,8 +112,13 @@ class PrefectConductor:
     def call(self, call: Call[A]) -> A:
         """Return the call's artifact: found, or built by a task run."""
         bound = bind_planned(call)
-        if any(isinstance(item, Planned) for item in flat(bound)):
-            return self._skip(call, f"needs {_names(bound)}")
+        if call.policy.tells_failures and _failed(bound):
+            call = self._telling_failures(call)
+            bound = bind_planned(call)
+        waiting = [item for item in flat(bound) if isinstance(item, Planned)]
+        if waiting:
+            status: Status = "NOT RUN" if _failed(bound) else "SKIP"
+            return cast(A, self._without(lacking_inputs(call, status, waiting)))
         runtime = self._settings.runtime_of(call)
         identity = identify(call.stage, call.config, bound)
         if self._uses is not None:
@@ -112,10 +130,17 @@ class PrefectConductor:
                 self._end(Step(call.name, call.stage.name, "HIT", "", found.id))
                 return found
         if call.name not in self._allowed:
-            return self._skip(call, "outside --from/--until/--only")
+            step = Step(call.name, call.stage.name, "SKIP", "outside --from/--until/--only")
+            return cast(A, self._without(Planned(step, call.stage.output_type, None)))
         self._listener.started(call.name)
         started = time.monotonic()
-        result: A = _prefect_task(call)(_TaskRun(self, call, bound, force))
+        try:
+            result: A = _prefect_task(call)(_TaskRun(self, call, bound, force))
+        except Exception as error:  # kept with its step; Ctrl-C and cancelling are no Exception
+            text = Redactor(os.environ).text(f"{type(error).__name__}: {error}")
+            seconds = time.monotonic() - started
+            step = Step(call.name, call.stage.name, "FAILED", text, identity, seconds)
+            return cast(A, self._without(Planned(step, call.stage.output_type, None)))
         seconds = time.monotonic() - started
         self._end(Step(call.name, call.stage.name, "RUN", "built", result.id, seconds))
         return result
@@ -154,10 +179,33 @@ class PrefectConductor:
         view.summary(artifact)
         return artifact
 
-    def _skip(self, call: Call[A], why: str) -> A:
-        step = Step(call.name, call.stage.name, "SKIP", why)
-        self._end(step)
-        return Planned(step, call.stage.output_type, None)  # type: ignore[return-value]
+    def finish(self) -> None:
+        """Raise RunFailed if a step failed, naming each, and those not run for want of it."""
+        failed = [step for step in self.steps if step.status == "FAILED"]
+        if failed:
+            lines = [f"{step.name} failed: {step.reason}" for step in failed]
+            lines += [
+                f"{s.name} was not run: {s.reason}" for s in self.steps if s.status == FAILED[1]
+            ]
+            raise RunFailed("\n  ".join(lines))
+
+    def _telling_failures(self, call: Call[A]) -> Call[A]:
+        """Return a call without the inputs that failed, its config saying what did."""
+        told = tuple(
+            f"{step.name}: {step.reason.partition(chr(10))[0][:LONGEST_REASON]}"
+            for step in self.steps
+            if step.status in FAILED
+        )
+        inputs = tuple(
+            [item for item in value if not _has_failed(item)] if isinstance(value, list) else value
+            for value in call.inputs
+        )
+        return replace(call, config=call.config.model_copy(update={"failed": told}), inputs=inputs)
+
+    def _without(self, planned: Planned) -> Planned:
+        """End a step that has no artifact; return what stands for it."""
+        self._end(planned.step)
+        return planned
 
     def _end(self, step: Step) -> None:
         self.steps.append(step)
@@ -259,6 +307,10 @@ def _is_worth_a_retry(task: "Task[Any, Any]", run: "TaskRun", state: "State[Any]
     return False
 
 
-def _names(bound: Inputs) -> str:
-    waiting = [item.step.name for item in flat(bound) if isinstance(item, Planned)]
-    return ", ".join(dict.fromkeys(waiting))
+def _failed(bound: Inputs) -> bool:
+    """Whether an input failed, or was not run because another did."""
+    return any(_has_failed(item) for item in flat(bound))
+
+
+def _has_failed(item: Any) -> bool:
+    return isinstance(item, Planned) and item.step.status in FAILED

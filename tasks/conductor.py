@@ -28,6 +28,7 @@ class Policy:
     tags: tuple[str, ...] = ()
     timeout_seconds: float | None = None
     has_ranks: bool = True
+    tells_failures: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Conductor(Protocol):
 
     def call(self, call: Call[A]) -> A:
         """Return the call's artifact, or what stands for it."""
+        ...
+
+    def finish(self) -> None:
+        """Raise what has gone wrong; called when a flow has made all of its calls."""
         ...
 
 
@@ -84,13 +89,18 @@ class _Once:
         self._answers[call.name] = (call, answer)
         return answer
 
+    def finish(self) -> None:
+        self._conductor.finish()
+
 
 @contextmanager
 def conducted_by(conductor: Conductor) -> Iterator[None]:
     """Let a conductor carry out the stage calls of this context."""
-    token = _current.set(_Once(conductor))
+    once = _Once(conductor)
+    token = _current.set(once)
     try:
         yield
+        once.finish()
     finally:
         _current.reset(token)
 

@@ -18,12 +18,15 @@ from lmpipe.errors import ConfigError
 from tasks.conductor import Call, Settings, conducted_by
 from tasks.selection import Selection
 
-Status = Literal["HIT", "RUN", "PENDING", "SKIP", "MISSING"]
+Status = Literal["HIT", "RUN", "PENDING", "SKIP", "MISSING", "FAILED", "NOT RUN"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What will become of one stage call."""
+    """What will become of one stage call, or has become of it.
+
+    `needs` names the steps for want of which a SKIP or NOT RUN is one, the first of each chain.
+    """
 
     name: str
     stage: str
@@ -31,6 +34,7 @@ class Step:
     reason: str
     artifact: str = ""
     seconds: float | None = field(default=None)
+    needs: tuple[str, ...] = ()
 
 
 class Planned:
@@ -60,6 +64,9 @@ class Planner:
         self.steps.append(step)
         return cast(A, result)
 
+    def finish(self) -> None:
+        """Have nothing to say: `check_runnable` looks at the steps."""
+
     def _look(self, call: Call[Any], bound: Inputs) -> Artifact | Planned:
         """Decide a call whose inputs are all there."""
         store = self._settings.store
@@ -86,8 +93,9 @@ class Planner:
     def _below(self, call: Call[Any], bound: Inputs, waiting: list[Planned]) -> Planned:
         """Decide a call below stages that have no bytes yet."""
         names = ", ".join(dict.fromkeys(item.step.name for item in waiting))
-        if any(item.step.status in ("SKIP", "MISSING") for item in waiting):
-            return self._planned(call, "SKIP", f"needs {names}", "", None)
+        lacking = [item for item in waiting if item.step.status in ("SKIP", "MISSING")]
+        if lacking:
+            return lacking_inputs(call, "SKIP", lacking)
         if self._selection.forces(call.name):
             return self._planned(call, "PENDING", f"forced, after {names}", "", None)
         if any(item.assumed is None for item in waiting):
@@ -148,6 +156,8 @@ class _Namer:
         step = Step(call.name, call.stage.name, "PENDING", "")
         return cast(A, Planned(step, call.stage.output_type, None))
 
+    def finish(self) -> None: ...
+
 
 def step_names(compose: Callable[[], Any]) -> list[str]:
     """Return the names of a flow's steps in order, and check its wiring on the way."""
@@ -172,14 +182,23 @@ def plan(compose: Callable[[], Any], settings: Settings, selection: Selection) -
 
 
 def check_runnable(steps: list[Step], selection: Selection) -> None:
-    """Raise ConfigError if a selected run needs something that it may not build."""
-    missing = [step.name for step in steps if step.status == "MISSING"]
-    blocked = [s for s in steps if s.status == "SKIP" and any(m in s.reason for m in missing)]
-    if missing and (blocked or not any(s.status in ("RUN", "PENDING") for s in steps)):
+    """Raise ConfigError if a selected step reads something that the run may not build."""
+    allowed = selection.allowed([step.name for step in steps])
+    blocked = [step for step in steps if step.name in allowed and step.status == "SKIP"]
+    if blocked:
+        missing = list(dict.fromkeys(name for step in blocked for name in step.needs))
         raise ConfigError(
-            f"{selection.first} needs {', '.join(missing)}, which the store does not hold; "
+            f"{blocked[0].name} needs {', '.join(missing)}, which the store does not hold; "
             f"run with --until {missing[-1]} first, or without --from/--only"
         )
+
+
+def lacking_inputs(call: Call[Any], status: Status, lacking: list[Planned]) -> Planned:
+    """Return what stands for a call some of whose inputs will not be there."""
+    why = f"needs {', '.join(dict.fromkeys(item.step.name for item in lacking))}"
+    needs = dict.fromkeys(n for item in lacking for n in item.step.needs or (item.step.name,))
+    step = Step(call.name, call.stage.name, status, why, needs=tuple(needs))
+    return Planned(step, call.stage.output_type, None)
 
 
 def bind_planned(call: Call[Any]) -> Inputs:

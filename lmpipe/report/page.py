@@ -26,6 +26,7 @@ def make_page(config: ReportConfig, artifacts: Sequence[Artifact]) -> Page:
     """Describe a run."""
     run = Run(artifacts)
     sections = [
+        *accounts.failures(config.failed),
         glance.section(run),
         data.funnel(run),
         classifiers.section(run),

@@ -27,6 +27,9 @@ class ReportConfig(StageConfig):
         3, ge=0, le=50, description="Removed documents quoted for each reason."
     )
     kept_samples: int = Field(6, ge=0, le=100, description="Kept documents quoted.")
+    failed: tuple[str, ...] = Field(
+        (), description="Steps that failed or were not run, and why; a run fills it in."
+    )
 
 
 @stage(version=1, kind="statistical")

@@ -98,3 +98,16 @@ def train(
         os.system("sleep 600")
     out.write_json("meta.json", {"steps": config.steps})
     return out.commit()
+
+
+class FollowConfig(StageConfig):
+    """Nothing to choose."""
+
+
+@stage(version=1, kind="exact")
+def follow(
+    out: Output[Documents], config: FollowConfig, model: Checkpoint, *, runtime: Runtime
+) -> Documents:
+    """Read what a training left."""
+    out.write_bytes("kept/meta.json", model.read_bytes("meta.json"))
+    return out.commit()

@@ -7,19 +7,32 @@ import pytest
 from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
+from lmpipe.artifacts.types import open_artifact
 from lmpipe.artifacts.uses import RunUses
-from lmpipe.errors import ConfigError, InputError, StageFailed
+from lmpipe.errors import ConfigError, RunFailed
+from lmpipe.report.report import ReportConfig
 from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
 from tasks.conductor import Settings, conducted_by
+from tasks.evaluation import report as report_task
 from tasks.plan import check_runnable, plan, step_names
 from tasks.selection import Selection
-from tests.artifacts.stages import CopyConfig, CountConfig, TrainConfig, copy, count, train
+from tests.artifacts.stages import (
+    CopyConfig,
+    CountConfig,
+    FollowConfig,
+    TrainConfig,
+    copy,
+    count,
+    follow,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 count_task = as_task(count)
 copy_task = as_task(copy)
+follow_task = as_task(follow)
 train_task = as_task(train, retries=2, retry_delay_seconds=0)
 
 
@@ -162,6 +175,30 @@ def test_only_and_from_need_what_is_before_them(settings):
     assert run(settings, Selection(from_stage="train")).steps[-1] == ("train", "RUN")
 
 
+def test_only_what_the_selected_steps_read_may_be_needed(settings):
+    def branches(first="x", second="y"):
+        documents = count_task(CountConfig())
+        copied = copy_task(CopyConfig(suffix=first), documents, label="first")
+        train_task(TrainConfig(), copied, label="first")
+        copied = copy_task(CopyConfig(suffix=second), documents, label="second")
+        train_task(TrainConfig(), copied, label="second")
+
+    def statuses_of(selection, **suffixes):
+        steps = plan(lambda: branches(**suffixes), settings, selection)
+        check_runnable(steps, selection)
+        return {step.name: step.status for step in steps}
+
+    count_only = Selection(until_stage="count")
+    assert run(settings, count_only).steps[0] == ("count", "RUN")
+    first_is_lost = {"copy[first]": "MISSING", "train[first]": "SKIP"}
+    for selection in (Selection(only="copy[second]"), Selection(from_stage="copy[second]")):
+        found = statuses_of(selection)
+        assert found["copy[second]"] == "RUN" and found.items() >= first_is_lost.items()
+    blocked = Selection(only="train")
+    with pytest.raises(ConfigError, match=r"train\[first\] needs copy\[first\], copy\[second\]"):
+        statuses_of(blocked)
+
+
 def test_an_unknown_stage_is_named_with_the_nearest_spelling(settings):
     with pytest.raises(ConfigError, match="did you mean 'copy'"):
         statuses(settings, Selection(only="cpoy"))
@@ -187,10 +224,76 @@ def test_a_killed_child_is_retried_and_resumes(settings):
 
 def test_broken_input_is_not_retried(settings):
     recorder_lines = []
-    with pytest.raises(InputError, match="record 7"):
+    with pytest.raises(RunFailed, match=r"train failed: InputError: .*record 7"):
         run(settings, mode="input_error")
     attempts = {p.split("/")[3] for p in settings.store.sizes("train") if "/attempts/" in p}
     assert len(attempts) == 1 and recorder_lines == []
+
+
+def two_branches(fail=""):
+    """One count, two copies of it, a training on each, and a page about both."""
+    documents = count_task(CountConfig())
+    trained = []
+    for label in ("a", "b"):
+        copied = copy_task(CopyConfig(suffix=label), documents, label=label)
+        mode = "input_error" if label == fail else ""
+        trained.append(train_task(TrainConfig(mode=mode), copied, label=label))
+    return report_task(ReportConfig(), trained)
+
+
+def execute_two(settings, compose_two):
+    from prefect import flow
+
+    recorder = Recorder()
+    names = step_names(compose_two)
+    conductor = PrefectConductor(settings, Selection(), set(names), recorder, Origin(flow_run="f"))
+
+    @flow(name="test")
+    def composed():
+        with conducted_by(conductor):
+            compose_two()
+
+    return recorder, composed
+
+
+def test_a_failing_stage_stops_only_what_depends_on_it_and_the_report_says_what_failed(settings):
+    recorder, composed = execute_two(settings, lambda: two_branches(fail="a"))
+    with pytest.raises(RunFailed, match=r"train\[a\] failed: InputError: .*record 7"):
+        composed()
+    assert dict(recorder.steps) == {
+        "count": "RUN",
+        "copy[a]": "RUN",
+        "train[a]": "FAILED",
+        "copy[b]": "RUN",
+        "train[b]": "RUN",
+        "report": "RUN",
+    }
+    (manifest,) = list_manifests(settings.store, "report")
+    assert len(manifest.inputs) == 1
+    page = open_artifact(settings.store, manifest).read_bytes("report.md").decode()
+    assert "What failed" in page and "record 7" in page and "train[a]" in page.replace("\\", "")
+    recorder, composed = execute_two(settings, two_branches)
+    composed()
+    whole = list_manifests(settings.store, "report")[0]
+    page = open_artifact(settings.store, whole).read_bytes("report.md").decode()
+    assert len(whole.inputs) == 2 and "What failed" not in page
+
+
+def test_what_was_not_run_for_want_of_a_failed_stage_is_named_with_it(settings):
+    def chain():
+        trained = train_task(TrainConfig(mode="input_error"), count_task(CountConfig()))
+        follow_task(FollowConfig(), trained)
+        return follow_task(FollowConfig(), trained, label="again")
+
+    recorder, composed = execute_two(settings, chain)
+    with pytest.raises(RunFailed) as caught:
+        composed()
+    assert [status for _, status in recorder.steps] == ["RUN", "FAILED", "NOT RUN", "NOT RUN"]
+    said = str(caught.value).splitlines()
+    assert said[1:] == [
+        "  follow was not run: needs train",
+        "  follow[again] was not run: needs train",
+    ]
 
 
 def newest_logs(client):
@@ -217,7 +320,7 @@ def test_what_children_write_and_say_reaches_prefect(settings):
 
 def test_a_failing_stage_fails_the_run_with_its_exit_code(settings, monkeypatch):
     monkeypatch.setattr("tests.artifacts.stages.CountConfig", CountConfig)
-    with pytest.raises(StageFailed, match="SIGKILL"):
+    with pytest.raises(RunFailed, match=r"count failed: StageFailed.*SIGKILL"):
         from prefect import flow
 
         config = CountConfig(die_at="00000")

@@ -15,6 +15,20 @@ COLOURS = {"exact": 1, "statistical": 2}
 LONG_GAP_SECONDS = 3600.0
 
 
+def failures(failed: Sequence[str]) -> list[Section]:
+    """Say first which steps of the run failed, or were not run for want of one that did."""
+    if not failed:
+        return []
+    result = Section(
+        "failed",
+        "What failed",
+        "This run failed: the page is about the stages that did not need these.",
+    )
+    rows: list[list[Cell | str]] = [list(line.partition(": ")[::2]) for line in failed]
+    result.add(Table(["step", "why"], rows))
+    return [result]
+
+
 def cost(run: Run) -> Section:
     """Give each stage's time, size and GPU-hours."""
     result = Section(
