@@ -40,6 +40,44 @@ def test_cosine_is_half_way_down_in_the_middle():
     assert Schedule("cosine", 101, final_fraction=0.2)(50) == pytest.approx(0.6)
 
 
+@given(
+    name=st.sampled_from(NAMES),
+    total=st.integers(2, 300),
+    warmup=st.integers(0, 299),
+    final=st.floats(0, 0.9),
+)
+def test_the_peak_is_reached_where_the_warm_up_ends_and_nowhere_exceeded(
+    name: ScheduleName, total: int, warmup: int, final: float
+):
+    warmup = min(warmup, total - 1)
+    schedule = Schedule(name, total, warmup, 0, final)
+    values = [schedule(step) for step in range(total)]
+    assert values.index(1.0) == max(0, warmup - 1)
+    assert values[: warmup or 1] == [(step + 1) / (warmup or 1) for step in range(warmup or 1)]
+    falls = values[max(0, warmup - 1) :]
+    assert falls == sorted(falls, reverse=True)
+    if name in ("cosine", "linear"):
+        assert values[-1] == pytest.approx(final)
+
+
+def test_a_decay_takes_the_steps_after_the_warm_up_by_hand():
+    linear = Schedule("linear", 7, warmup_steps=3, final_fraction=0.2)
+    expected = [1 / 3, 2 / 3, 1, 0.8, 0.6, 0.4, 0.2]
+    assert [linear(step) for step in range(7)] == pytest.approx(expected)
+    cosine = Schedule("cosine", 7, warmup_steps=3, final_fraction=0)
+    assert cosine(4) == pytest.approx(0.5)  # half-way between steps 2 and 6
+
+
+def test_a_run_that_only_warms_up_ends_at_the_peak():
+    for name in NAMES:
+        assert Schedule(name, 4, warmup_steps=4)(3) == 1
+
+
+def test_an_unknown_schedule_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="did you mean 'cosine'"):
+        Schedule("cosin", 10)
+
+
 def test_warm_up_and_decay_must_fit_into_the_run():
     with pytest.raises(ConfigError, match="longer than the run"):
         Schedule("warmup_stable_decay", 10, warmup_steps=6, decay_steps=5)
