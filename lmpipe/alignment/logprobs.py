@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lmpipe.model.named_shapes import checked_shapes
+
 Logits = Callable[..., Tensor]
 
 
@@ -54,6 +56,7 @@ def pad_rows(
     return Padded(tokens.to(device), targets.to(device))
 
 
+@checked_shapes
 def token_logprobs(
     model: Logits,
     tokens_BT: Int[Tensor, "B T"],

@@ -16,11 +16,14 @@ Sources: Shao et al. 2024 (GRPO), eq. 3 and 4; Liu et al. 2025 (Dr. GRPO), secti
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from lmpipe.errors import ConfigError, did_you_mean
+from lmpipe.model.named_shapes import checked_shapes
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 Scaling = Literal["std", "none"]
@@ -31,6 +34,12 @@ KL_LIMIT = 10.0  # beyond it k3 goes on as its tangent: finite, and with the gra
 RELATIVE_SPREAD = 1e-6  # a group closer together than this has one reward, in any precision
 
 
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    """Refuse a string that a Literal does not hold; no type checker watches a notebook."""
+    if value not in get_args(choices):
+        raise ConfigError(f"{name}={value!r}; {did_you_mean(value, get_args(choices))}")
+
+
 class Advantages(NamedTuple):
     """Advantages per rollout, and which prompts had one reward only."""
 
@@ -38,6 +47,7 @@ class Advantages(NamedTuple):
     zero_variance_B: Bool[Tensor, " B"]
 
 
+@checked_shapes
 def group_advantages(rewards_BR: Float[Tensor, "B R"], scaling: Scaling = "std") -> Advantages:
     """Centre each prompt's rewards on their mean; `std` divides by their deviation (n−1).
 
@@ -48,6 +58,7 @@ def group_advantages(rewards_BR: Float[Tensor, "B R"], scaling: Scaling = "std")
     fp32 differ from their own mean by a rounding residue, and dividing by a deviation of 1e-8
     would make an advantage of thousands of it.
     """
+    _check_choice("scaling", scaling, Scaling)
     rewards = rewards_BR.double()
     spread_B = rewards.amax(1) - rewards.amin(1)
     zero_variance_B = spread_B <= RELATIVE_SPREAD * rewards.abs().amax(1)
@@ -66,6 +77,7 @@ class PolicyLoss(NamedTuple):
     clipped_BT: Bool[Tensor, "B T"]
 
 
+@checked_shapes
 def clipped_policy_loss(
     logprobs_BT: Float[Tensor, "B T"],
     old_logprobs_BT: Float[Tensor, "B T"],
@@ -89,6 +101,7 @@ def clipped_policy_loss(
     return PolicyLoss(torch.where(mask_BT, loss, 0.0), mask_BT & (bounded < unclipped))
 
 
+@checked_shapes
 def kl_estimate(
     logprobs_BT: Float[Tensor, "B T"],
     reference_logprobs_BT: Float[Tensor, "B T"],
@@ -104,6 +117,7 @@ def kl_estimate(
     e^d overflows on a token that the reference likes by 100 nats more, so k3 continues above
     d = 10 as its tangent.
     """
+    _check_choice("estimator", estimator, Estimator)
     d = torch.where(mask_BT, reference_logprobs_BT.detach() - logprobs_BT, 0.0)
     match estimator:
         case "k1":
@@ -116,6 +130,7 @@ def kl_estimate(
     return torch.where(mask_BT, value, 0.0)
 
 
+@checked_shapes
 def sequence_weights(
     lengths_B: Int[Tensor, " B"],
     aggregation: Aggregation,
@@ -133,6 +148,7 @@ def sequence_weights(
     Args:
         counted_B: completions that take part; the others weigh 0 and leave the denominators too.
     """
+    _check_choice("aggregation", aggregation, Aggregation)
     counted = torch.ones_like(lengths_B, dtype=torch.bool) if counted_B is None else counted_B
     counted = counted & (lengths_B > 0)
     lengths = lengths_B.double()
@@ -147,6 +163,7 @@ def sequence_weights(
     return torch.where(counted, weights, 0.0).float()
 
 
+@checked_shapes
 def weighted_sum(
     loss_BT: Float[Tensor, "B T"], weights_B: Float[Tensor, " B"], mask_BT: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:

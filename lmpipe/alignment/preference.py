@@ -18,6 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from lmpipe.model.named_shapes import checked_shapes
+
 
 class PreferenceLoss(NamedTuple):
     """Loss per pair, and the implied rewards of its two sides (detached)."""
@@ -27,6 +29,7 @@ class PreferenceLoss(NamedTuple):
     wrong_reward_B: Float[Tensor, " B"]
 
 
+@checked_shapes
 def dpo_loss(
     right_B: Float[Tensor, " B"],
     wrong_B: Float[Tensor, " B"],

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from lmpipe.model.named_shapes import checked_shapes
+
 
 class SamplingConfig(BaseModel):
     """How tokens are chosen from the model's distribution."""
@@ -57,6 +59,7 @@ def token_logprobs(
     return torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
 
 
+@checked_shapes
 def choose(
     logprob_BV: Float[torch.Tensor, "B V"],
     uniform_B: Float[torch.Tensor, " B"],

@@ -1,5 +1,7 @@
 import math
 import statistics
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from lmpipe.alignment.policy_gradient import (
     sequence_weights,
     weighted_sum,
 )
+from lmpipe.errors import ConfigError
 from tests.alignment.toy import ToyModel
 
 ALL = torch.tensor([[True]])
@@ -65,6 +68,19 @@ def test_advantages_sum_to_zero_and_are_bounded_by_the_group_size(rewards: list[
     advantages = group_advantages(torch.tensor([rewards])).advantages_BR
     assert advantages.sum().abs() < 1e-3
     assert advantages.abs().max() <= math.sqrt(len(rewards))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: sequence_weights(LENGTHS, "mean", max_length=9), "aggregation='mean'; known are"),
+        (lambda: kl_estimate(row(0.0), row(0.0), ALL, "k4"), "estimator='k4'; known are k1, k2"),
+        (lambda: group_advantages(row(0.0, 1.0), "sdt"), "scaling='sdt'; did you mean 'std'"),
+    ],
+)
+def test_an_unknown_choice_is_refused_by_name(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        call()
 
 
 # ratio and clip
