@@ -41,7 +41,7 @@ class DpoConfig(AlignmentConfig):
     num_steps: int = Field(40, ge=1, le=10_000_000, description="Optimizer steps.")
 
 
-@stage(version=1, kind="statistical")
+@stage(version=2, kind="statistical")
 def dpo(
     out: Output[Checkpoint], config: DpoConfig, policy: Checkpoint, *, runtime: Runtime
 ) -> Checkpoint:

@@ -71,7 +71,7 @@ class GrpoConfig(AlignmentConfig):
         return self
 
 
-@stage(version=1, kind="statistical")
+@stage(version=2, kind="statistical")
 def grpo(
     out: Output[Checkpoint], config: GrpoConfig, policy: Checkpoint, *, runtime: Runtime
 ) -> Checkpoint:

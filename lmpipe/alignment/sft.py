@@ -45,7 +45,7 @@ class SftConfig(AlignmentConfig):
     accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
 
 
-@stage(version=1, kind="statistical")
+@stage(version=2, kind="statistical")
 def sft(
     out: Output[Checkpoint],
     config: SftConfig,

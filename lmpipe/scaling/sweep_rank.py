@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import learning_rate_scale
@@ -22,7 +21,7 @@ from lmpipe.tokenization.order import SequenceOrder
 from lmpipe.tokenization.reading import TokenReader
 from lmpipe.training.data import cut
 from lmpipe.training.engine import TrainingEngine, join_ranks
-from lmpipe.training.loop import language_model_loss, mean_loss
+from lmpipe.training.loop import language_model_loss, measure_loss
 from lmpipe.training.mixing import open_reference
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
@@ -50,11 +49,6 @@ class Sweep:
         cache = BlockCache(int(context.runtime.token_cache_gb * 1e9))
         self.train = TokenReader.of(shards, "train", length, cache=cache)
         self.validation = TokenReader.of(shards, "validation", length, cache=cache)
-        if self.validation.num_sequences == 0:
-            raise ConfigError(
-                f"the validation split has no full sequence of {length} tokens; give more "
-                "documents, a larger validation share or a shorter scale.model.max_seq_len"
-            )
         self.order = SequenceOrder(self.train.num_sequences, self.config.seed)
         self.batch = max(context.world_size, self.config.batch_tokens // length)
         self.micro_batch = context.runtime.micro_batch_size or max(
@@ -145,7 +139,9 @@ class Sweep:
         """Mean loss of the first validation sequences, shared out over the ranks."""
         wanted = -(-self.config.validation_tokens // self.config.model.max_seq_len)
         count = min(self.validation.num_sequences, wanted)
-        return mean_loss(engine, self.validation, count, self.micro_batch, document_masking=False)
+        return measure_loss(
+            engine, self.validation, count, self.micro_batch, document_masking=False
+        ).nats_per_token
 
     def _measure(
         self, series: dict[str, Any], budget: int, steps: int, loss: float, engine: TrainingEngine

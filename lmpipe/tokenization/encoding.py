@@ -23,6 +23,7 @@ from lmpipe.tokenization.patterns import recognise
 if TYPE_CHECKING:
     from lmpipe.tokenization.merging import BufferEncoder
 
+RANKS = "ranks.tiktoken"
 _NOTHING: frozenset[str] = frozenset()
 
 # tiktoken 0.14 panics (stack overflow in its regular expressions) on a run of white space somewhere
@@ -72,10 +73,10 @@ class Encoding:
     def load(cls, source: Artifact | Path) -> Self:
         """Load from a Tokenizer artifact, or from a folder that holds its files."""
         if isinstance(source, Artifact):
-            meta, data = source.read_bytes("meta.json"), source.read_bytes("ranks.tiktoken")
+            meta, data = source.read_bytes("meta.json"), source.read_bytes(RANKS)
         else:
             meta = (source / "meta.json").read_bytes()
-            data = (source / "ranks.tiktoken").read_bytes()
+            data = (source / RANKS).read_bytes()
         settings = json.loads(meta)
         return cls(parse_ranks(data), settings["pattern"], settings["specials"])
 
@@ -142,6 +143,19 @@ class Encoding:
                 f"tiktoken cannot encode a text of {len(text)} characters that begins "
                 f"{text[:60]!r} ({error}); remove the document, or choose a simpler pattern"
             ) from error
+
+
+def text_bytes_of_tokens(tokenizer: Artifact) -> list[int] | None:
+    """Return how many bytes of text each token stands for; special tokens stand for none.
+
+    None if the artifact has no ranks.tiktoken, as one that another tool wrote may not.
+    """
+    if RANKS not in tokenizer.names():
+        return None
+    sizes = [0] * int(tokenizer.read_json("meta.json")["vocab_size"])
+    for token, rank in parse_ranks(tokenizer.read_bytes(RANKS)).items():
+        sizes[rank] = len(token)
+    return sizes
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:

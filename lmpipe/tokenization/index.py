@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.types import TokenShards
-from lmpipe.errors import InputError
+from lmpipe.errors import ConfigError, InputError
 from lmpipe.tokenization.shard_file import HEADER_BYTES, token_dtype
 
 
@@ -93,3 +93,23 @@ class SplitIndex:
         """Return the shard and the offset in it of a token of the stream."""
         position = int(np.searchsorted(self.edges, place, side="right")) - 1
         return self.names[position], place - int(self.edges[position])
+
+
+def check_holds_a_sequence(shards: TokenShards, split: str, length: int, setting: str) -> None:
+    """Refuse a split without one full sequence, before anything is trained on its shards.
+
+    Args:
+        setting: the config's name of the sequence length, for the message.
+
+    Raises:
+        ConfigError: the split has fewer than length + 1 tokens.
+    """
+    found = int(shards.read_json("meta.json")["tokens"][split])
+    if found <= length:
+        more = "more documents or a larger shards.validation_fraction"
+        raise ConfigError(
+            f"the {split} split of {shards!r} has {found} tokens, which is no full sequence: "
+            f"{setting}={length} needs {length + 1}; give "
+            f"{more if split == 'validation' else 'more documents'}"
+            + (f", or set {setting} to {found - 1} or less" if found > 2 else "")
+        )

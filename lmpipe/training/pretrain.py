@@ -1,7 +1,6 @@
 """Pretraining: token shards in, a base model and its training state out."""
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ from lmpipe.benchmarks.contamination import ACCEPT_DESCRIPTION, LIMIT_DESCRIPTIO
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
-from lmpipe.tokenization.index import SplitIndex
+from lmpipe.tokenization.encoding import text_bytes_of_tokens
+from lmpipe.tokenization.index import SplitIndex, check_holds_a_sequence
 from lmpipe.tokenization.packing import PackingName, lay_out
 from lmpipe.training.launch import run_ranks
 from lmpipe.training.mixing import MixtureConfig, check_token_sets, reference
@@ -152,7 +152,7 @@ class PretrainConfig(StageConfig):
         return Schedule(self.schedule, total, warmup, decay, self.final_lr_fraction)
 
 
-@stage(version=1, kind="statistical")
+@stage(version=2, kind="statistical")
 def pretrain(
     out: Output[Checkpoint],
     config: PretrainConfig,
@@ -169,7 +169,7 @@ def pretrain(
 
     Raises:
         InputError: the data have no contamination report, or are over the limit.
-        ConfigError: the mixture does not fit the token sets.
+        ConfigError: the mixture does not fit the token sets, or a split has no full sequence.
     """
     from lmpipe.benchmarks.contamination import FILE, check, merge, record_of
 
@@ -182,13 +182,18 @@ def pretrain(
     )
     mixture = _mixture(config, sets)
     config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
+    whole = ("validation",) if config.packing == "best_fit" else ("train", "validation")
+    for split in whole:
+        check_holds_a_sequence(shards, split, config.sequence_length, "pretrain.sequence_length")
     meta = shards.read_json("meta.json")
+    token_bytes = text_bytes_of_tokens(tokenizer)
+    if token_bytes is None:
+        out.log("bits per byte are left out: the tokenizer has no ranks.tiktoken", "warning")
     with out.scratch(runtime) as scratch, out.previous_checkpoint(runtime) as previous:
         job = {
             "config": config.model_dump(mode="json"),
             "token_sets": [reference(part) for part in sets],
-            "bytes_per_token": meta["text_bytes"]["validation"]
-            / max(1, meta["tokens"]["validation"]),
+            "token_bytes": token_bytes,
             "eos": meta["eos"],
             "scratch": str(scratch),
             "resume": str(previous) if previous else "",
@@ -203,7 +208,8 @@ def pretrain(
         out.set_rows("curves.parquet", summary["rows"])
     figures = {**summary["metrics"], "unigram_entropy": meta["unigram_entropy_nats"], **mixture}
     for name, value in figures.items():
-        out.metric(name, value)
+        if value is not None:
+            out.metric(name, value)
     if figures["validation_loss"] >= figures["unigram_entropy"]:
         out.log("the model predicts no better than token frequencies do; see the curves", "warning")
     out.write_json("meta.json", {"kind": "base", **summary["meta"], **summary["results"]})
@@ -252,8 +258,3 @@ def write_tokenizer_files(tokenizer: Tokenizer, folder: Path, max_length: int) -
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=1))
-
-
-def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
-    """Convert a loss into a figure that does not depend on the tokenizer."""
-    return nats_per_token / math.log(2) / bytes_per_token

@@ -43,7 +43,7 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
         train=MixedSequences(readers) if config.mixture else readers[0],
         # one layout for all, so that losses compare across packings
         validation=TokenReader.of(sets[0], "validation", length, cache=cache),
-        bytes_per_token=job["bytes_per_token"],
+        token_bytes=job["token_bytes"],
         order=_mixed_order(config, readers),
     )
     resume = Path(job["resume"]) if job["resume"] else None

@@ -90,7 +90,7 @@ def start(
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     context = RankContext(rank, world_size, "cuda", runtime, discard)
     sequences = CountingSequences(config.sequence_length, config.model.vocab_size)
-    data = TrainingData(sequences, sequences, 1.0)
+    data = TrainingData(sequences, sequences, None)
     return train(config, data, context, device, resume=resume, scratch=scratch)
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards, open_artifact
+from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
 from lmpipe.scaling.scale import ScaleConfig, describe, scale, sweep_series
@@ -45,6 +47,7 @@ class DataConfig(StageConfig):
     """Stands for the configs of the stages before."""
 
     length: int = Field(20_000, ge=1, description="Training tokens.")
+    validation: int = Field(2000, ge=1, description="Validation tokens.")
 
 
 def chain(length: int, seed: int) -> Any:
@@ -63,13 +66,15 @@ def chain(length: int, seed: int) -> Any:
 def shards(out: Output[TokenShards], config: DataConfig, *, runtime: Runtime) -> TokenShards:
     """Publish token shards of one document a split."""
     rows = []
-    for split, length, seed in (("train", config.length, 1), ("validation", 2000, 2)):
+    for split, length, seed in (("train", config.length, 1), ("validation", config.validation, 2)):
         out.write_bytes(f"{split}/00000.bin", pack_shard(chain(length, seed), VOCAB, "00" * 32))
         rows.append({"document_id": split, "split": split, "shard": "00000", "start": 0,
                      "length": length})  # fmt: skip
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), buffer)
     out.write_bytes("index.parquet", buffer.getvalue())
+    tokens = {"train": config.length, "validation": config.validation}
+    out.write_json("meta.json", {"vocab_size": VOCAB, "tokens": tokens})
     return out.commit()
 
 
@@ -158,6 +163,20 @@ def test_the_prediction_is_compared_with_the_run_itself(fit: ScalingFit) -> None
     assert prediction["interval"][0] <= prediction["interval"][1]
     assert prediction["error"] == pytest.approx(prediction["predicted"] / held_out["loss"] - 1)
     assert found["law"] == "power law in compute"  # four runs cannot carry five constants
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_split_without_a_full_sequence_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setattr("lmpipe.training.launch.run_ranks", lambda *_: pytest.fail("started"))
+    store, runtime = Store(str(tmp_path)), Runtime(device="cpu")
+    short = DataConfig(**{"length" if split == "train" else "validation": 32})
+    data = build(shards, short, {}, store=store, runtime=runtime)
+    words = build(tokenizer, DataConfig(), {}, store=store, runtime=runtime)
+    says = rf"the {split} split of .* has 32 tokens.* scale.model.max_seq_len=32 needs 33"
+    with pytest.raises(ConfigError, match=says):
+        build(scale, TINY, {"shards": data, "tokenizer": words}, store=store, runtime=runtime)
 
 
 def test_heads_and_layers_grow_with_the_width() -> None:

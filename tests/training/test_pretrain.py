@@ -23,10 +23,11 @@ from lmpipe.errors import ConfigError, InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.huggingface import load_model
 from lmpipe.runtime import Runtime
+from lmpipe.tokenization.encoding import format_ranks
 from lmpipe.tokenization.reading import TokenReader
 from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
 from lmpipe.training.data import cut
-from lmpipe.training.loop import language_model_loss
+from lmpipe.training.loop import MeasuredLoss, language_model_loss
 from lmpipe.training.mixing import MixtureConfig
 from lmpipe.training.pretrain import PretrainConfig, pretrain, write_tokenizer_files
 from tests.tokenization.conftest import GivenConfig, given_documents
@@ -46,6 +47,8 @@ CONFIG = PretrainConfig(
     seed=3,
     accept_contamination=("unreported",),
 )
+# those of special tokens are no text
+TOKEN_BYTES = [0 if token == EOS else 1 + token // 8 for token in range(VOCAB)]
 RUNTIME = Runtime(ranks=2, device="cpu", micro_batch_size=2, zero_stage=2)
 
 
@@ -72,6 +75,8 @@ def no_tokenizer(out: Output[Tokenizer], config: Nothing, *, runtime: Runtime) -
     ends = dict.fromkeys(("eos", "bos", "pad"), EOS)
     out.write_json("meta.json", {"vocab_size": VOCAB, "specials": {"<|endoftext|>": EOS}, **ends})
     out.write_json("tokenizer.json", {})
+    ranks = {bytes([65 + token]) * TOKEN_BYTES[token]: token for token in range(EOS)}
+    out.write_bytes("ranks.tiktoken", format_ranks(ranks))
     return out.commit()
 
 
@@ -94,7 +99,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def test_the_model_beats_token_frequencies_and_says_so(checkpoint: Checkpoint):
     metrics = checkpoint.metrics
     assert metrics["validation_loss"] < 0.8 * metrics["unigram_entropy"]
-    assert metrics["bits_per_byte"] == pytest.approx(metrics["validation_loss"] / math.log(2) / 3)
     assert metrics["step"] == 40 and metrics["tokens"] == 40 * 6 * 32
     meta = checkpoint.read_json("meta.json")
     assert meta["kind"] == "base"
@@ -128,6 +132,13 @@ def test_the_reported_validation_loss_is_that_of_the_written_model(checkpoint: C
     with torch.no_grad():
         loss = sum(float(language_model_loss(model, part)) for part in parts) / (10 * 32)
     assert loss == pytest.approx(checkpoint.metrics["validation_loss"], rel=1e-5)
+    targets = reader.tokens(1, 10 * 32 + 1).tolist()
+    num_bytes = sum(TOKEN_BYTES[token] for token in targets)
+    bits = loss * len(targets) / math.log(2) / num_bytes
+    assert checkpoint.metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    everything = reader.tokens(0, reader.num_tokens).tolist()
+    share = sum(TOKEN_BYTES[token] for token in everything) / len(everything)
+    assert num_bytes / len(targets) != pytest.approx(share, rel=1e-3)  # another sample's ratio
 
 
 def test_the_curve_has_a_row_per_step_and_validations_where_asked(checkpoint: Checkpoint):
@@ -243,6 +254,41 @@ def test_a_mixture_that_does_not_fit_its_sets_is_refused_before_a_rank_starts(
                     runtime=Runtime())  # fmt: skip
     with pytest.raises(ConfigError, match=r"one tokenizer.*code: other"):
         build(pretrain, MIXED, {**inputs, "others": [foreign]}, store=store, runtime=RUNTIME)
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(100, True), (99, False)])
+def test_a_validation_split_without_a_full_sequence_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, is_refused: bool
+):
+    class StartedError(Exception):
+        pass
+
+    def start(*_: Any) -> None:
+        raise StartedError("the ranks")
+
+    monkeypatch.setattr("lmpipe.training.pretrain.run_ranks", start)
+    store = Store(str(tmp_path))
+    inputs = {**mixed_inputs(store), "others": []}
+    read = TokenShards.read_json
+
+    def short(self: TokenShards, name: str) -> Any:
+        meta = read(self, name)
+        return meta | {"tokens": {"train": 9999, "validation": 100}} if "tokens" in meta else meta
+
+    monkeypatch.setattr(TokenShards, "read_json", short)
+    sizes = {"sequence_length": length, "batch_tokens": length}
+    model = CONFIG.model.model_copy(update={"max_seq_len": 128})
+    config = CONFIG.model_copy(update={**sizes, "model": model})
+    says = r"validation split of .* has 100 tokens.*sequence_length=100 needs 101.* to 99 or less"
+    expected, message = (ConfigError, says) if is_refused else (StartedError, "the ranks")
+    with pytest.raises(expected, match=message):
+        build(pretrain, config, inputs, store=store, runtime=RUNTIME)
+
+
+def test_bits_per_byte_are_left_out_where_nobody_knows_the_tokens_bytes() -> None:
+    measured = MeasuredLoss(nats=8 * math.log(2), num_targets=4, num_bytes=0)
+    assert measured.bits_per_byte is None
+    assert MeasuredLoss(8 * math.log(2), 4, 16).bits_per_byte == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
