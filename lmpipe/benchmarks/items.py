@@ -1,8 +1,9 @@
 """Evaluation items as files: JSONL in the shapes in which benchmarks are published.
 
 A benchmark is one file, `NAME.jsonl` or `NAME.jsonl.gz`, one item a line, kept as published so
-that it can be checked against its origin. What an item asks and answers is read off its keys; an
-unknown shape is an error, because an item that is silently empty is never decontaminated against.
+that it can be checked against its origin. An item's number is its row, blank lines not counted.
+What an item asks and answers is read off its keys; an unknown shape is an error, because an item
+that is silently empty is never decontaminated against.
 
     sentence_good, sentence_bad           a minimal pair (BLiMP)
     query, choices, gold                  multiple choice (ARC, PIQA, COPA, docs_cloze …)
@@ -29,7 +30,7 @@ class EvalItem:
 
     Attributes:
         benchmark: the file's name without its endings.
-        index: line number in the file, from 0.
+        index: row in the file, from 0; blank lines are none, as for the library that loads tasks.
         row: the line as published.
         question: what a model is shown.
         answer: what it should say; for a minimal pair the good sentence.
@@ -101,9 +102,9 @@ def read_items(benchmark: str, source: Files, name: str) -> Iterator[EvalItem]:
     with source.open(name) as file:
         data = file.read()
     lines = (gzip.decompress(data) if name.endswith(".gz") else data).splitlines()
-    for index, line in enumerate(lines):
-        if line.strip():
-            yield parse_item(benchmark, index, line, f"{name}:{index + 1}")
+    filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for index, (number, line) in enumerate(filled):
+        yield parse_item(benchmark, index, line, f"{name}:{number}")
 
 
 def parse_item(benchmark: str, index: int, line: bytes | str, where: str) -> EvalItem:

@@ -67,7 +67,7 @@ class DecontaminateConfig(StageConfig):
     )
 
 
-@stage(version=2, kind="exact")
+@stage(version=3, kind="exact")
 def decontaminate(
     out: Output[Documents],
     config: DecontaminateConfig,

@@ -94,7 +94,7 @@ class DedupConfig(StageConfig):
     stop_on_alarm: bool = Field(False, description="Fail instead of warning.")
 
 
-@stage(version=2, kind="exact")
+@stage(version=3, kind="exact")
 def dedup(
     out: Output[Documents],
     config: DedupConfig,

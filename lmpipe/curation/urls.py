@@ -1,22 +1,29 @@
 """Addresses that name the same page: normalised, then hashed."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-_TRACKING = ("utm_", "fbclid", "gclid", "msclkid", "mc_cid", "mc_eid", "phpsessid", "jsessionid",
-             "sessionid", "sid", "ref_src")  # fmt: skip
+# Whole names: `side` and `sidx` begin like `sid` and say which page is meant.
+_DROPPED = frozenset(
+    ("fbclid", "gclid", "dclid", "msclkid", "yclid", "mc_cid", "mc_eid", "ref_src",
+     "sid", "sessid", "sessionid", "session_id", "phpsessid", "jsessionid", "aspsessionid")
+)  # fmt: skip
+_DROPPED_PREFIX = "utm_"  # utm_source, utm_medium and whatever an analyst adds to them
+_PATH_SESSION = re.compile(r";jsessionid=[^/;]*", re.IGNORECASE)  # servlets write it into the path
 _INDEX = ("index.html", "index.htm", "index.php", "default.aspx")
 
 
 def normalise_url(url: str) -> str:
     """Return the address without what does not change the page.
 
-    Scheme, `www.`, user, default port, fragment, trailing slash, index file and tracking parameters
-    go; host case and the order of parameters do not count. The path's case does.
+    Scheme, `www.`, user, default port, fragment, trailing slash, index file and the parameters of
+    sessions and advertisements go; host case and the order of parameters do not count. The path's
+    case does.
     """
     try:
         parts = urlsplit(url.strip())
@@ -26,14 +33,14 @@ def normalise_url(url: str) -> str:
     host = (parts.hostname or "").rstrip(".").removeprefix("www.")
     if port and port not in (80, 443):
         host = f"{host}:{port}"
-    path = parts.path
+    path = _PATH_SESSION.sub("", parts.path)
     for name in _INDEX:
         if path.lower().endswith("/" + name):
             path = path[: -len(name)]
     query = sorted(
         (key, value)
         for key, value in parse_qsl(parts.query, keep_blank_values=True)
-        if not key.lower().startswith(_TRACKING)
+        if key.lower() not in _DROPPED and not key.lower().startswith(_DROPPED_PREFIX)
     )
     return f"{host}{path.rstrip('/')}" + (f"?{urlencode(query)}" if query else "")
 

@@ -20,7 +20,7 @@ def flag_samples(
     """Write each sample's flag into it and return how many there are of each.
 
     Args:
-        file: the task's file among the benchmarks; an item's number is its line in it.
+        file: the task's file among the benchmarks; an item's number is its row in it.
     """
     benchmark = benchmark_name(file)
     for sample in samples:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset
 
 from lmpipe.benchmarks.items import benchmark_files, parse_item, read_benchmarks
 from lmpipe.errors import InputError
@@ -66,11 +67,29 @@ def test_benchmarks_are_named_by_their_files():
     source = Files(b__jsonl=row, a__jsonl__gz=gzip.compress(row), LICENSE=b"")
     found = read_benchmarks(source)
     assert [(name, len(items)) for name, items in found.items()] == [("a", 2), ("b", 2)]
-    assert [item.index for item in found["a"]] == [0, 2]
+    assert [item.index for item in found["a"]] == [0, 1]
     with pytest.raises(InputError, match="both 'a'"):
         benchmark_files(Files(a__jsonl=row, a__jsonl__gz=row))
     with pytest.raises(InputError, match="no \\*\\.jsonl"):
         benchmark_files(Files(README=b""))
+
+
+def test_an_items_number_is_its_row_where_evaluation_loads_the_file(tmp_path: Path):
+    lines = ["", '{"text": "a"}', "", " ", '{"text": "b"}', '{"text": "c"}\r', "", '{"text": "d"}']
+    data = "\n".join(lines).encode()
+    (tmp_path / "set.jsonl").write_bytes(data)
+    loaded = load_dataset(
+        "json", data_files=str(tmp_path / "set.jsonl"), split="train", cache_dir=str(tmp_path)
+    )
+    items = read_benchmarks(Files(set__jsonl=data))["set"]
+    found = {item.index: item.row["text"] for item in items}
+    assert found == dict(enumerate(loaded["text"]))
+
+
+def test_an_error_names_the_line_and_not_the_row():
+    data = b'{"text": "a"}\n\n\n{"foo": 1}\n'
+    with pytest.raises(InputError, match=r"set\.jsonl:4 has keys"):
+        read_benchmarks(Files(set__jsonl=data))
 
 
 def test_the_demo_ships_two_benchmarks_that_can_be_read():
