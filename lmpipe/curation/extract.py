@@ -51,7 +51,7 @@ class ExtractConfig(StageConfig):
     )
 
 
-@stage(version=6, kind="exact")
+@stage(version=7, kind="exact")
 def extract(
     out: Output[Documents], config: ExtractConfig, source: Source, *, runtime: Runtime
 ) -> Documents:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
+from lmpipe.curation.charsets import UNREAD
 from lmpipe.curation.http import decode_text, page_charset
 from lmpipe.curation.sandbox import Sandbox, StoppedError
 
@@ -69,7 +70,9 @@ class MainText(PipelineStep):  # type: ignore[misc]
         except StoppedError as stop:
             metadata["removed"] = stop.reason
             return
-        if not document.text:
+        if metadata["charset"] == UNREAD:
+            metadata["removed"] = "unread_charset"
+        elif not document.text:
             metadata["removed"] = "no_text"
 
 

@@ -9,7 +9,10 @@ import re
 import zlib
 from collections.abc import Iterable
 
-from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+from resiliparse.parse.encoding import detect_encoding
+
+from lmpipe.curation.charset_labels import charset_of
+from lmpipe.curation.charsets import decode
 
 _CHUNK_HEADER = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(;[^\r\n]*)?\r?\n")
 _META = re.compile(  # or what a meta element may not be looked for in
@@ -25,7 +28,9 @@ _LABEL = re.compile(rb"(?:^|charset\s*=)\s*[\"']?\s*([a-z0-9_:.\-]{2,40})", re.I
 _META_WINDOW_BYTES = 65_536  # browsers look at 1,024; real pages put scripts before their meta
 _SAMPLE_BYTES = 4096
 _MIN_NUL_FRACTION = 0.1  # of every second byte: markup is ASCII, whatever the text is
-_BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+_BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16le"), (b"\xfe\xff", "utf-16be"))
+# what the detector calls what the standard has under other labels
+_DETECTED = {"cp949": "euc-kr", "iso2022_jp": "iso-2022-jp", "mac-cyrillic": "x-mac-cyrillic"}
 
 
 class BodyTooLargeError(Exception):
@@ -135,8 +140,9 @@ def _bounded(data: bytes, max_bytes: int) -> bytes:
 def page_charset(body: bytes, header: str | None) -> str:
     """Name a page's charset: byte order mark, HTTP header, meta element, then detection.
 
-    UTF-16 without a mark is seen before the header is asked: no other charset of HTML has NUL in
-    most of every second byte, so a header that says otherwise is a server's default.
+    The name is that of the WHATWG Encoding Standard. UTF-16 without a mark is seen before the
+    header is asked: no other charset of HTML has NUL in most of every second byte, so a header that
+    says otherwise is a server's default.
     """
     for mark, name in _BOMS:
         if body.startswith(mark):
@@ -146,15 +152,17 @@ def page_charset(body: bytes, header: str | None) -> str:
     if from_header := _known(header):
         return from_header
     if declared := _declared(body):
-        # a page whose meta could be read as ASCII is not in UTF-16
-        return "utf-8" if declared.startswith("utf-16") else declared
+        # a page whose meta could be read as ASCII is not in UTF-16; HTML says what the other means
+        is_utf16 = declared.startswith("utf-16")
+        return "utf-8" if is_utf16 else "windows-1252" if declared == "x-user-defined" else declared
     if b"\x1b" not in body:  # an escape may be ISO-2022's, which is ASCII to the eye
         try:
             body.decode("utf-8")
             return "utf-8"  # other charsets pass this test by chance about never
         except UnicodeDecodeError:
             pass
-    return _known(detect_encoding(body)) or "utf-8"
+    detected = detect_encoding(body, html5_compatible=False) or ""
+    return charset_of(_DETECTED.get(detected, detected.replace("_", "-"))) or "utf-8"
 
 
 def _utf16_by_nuls(body: bytes) -> str | None:
@@ -165,7 +173,7 @@ def _utf16_by_nuls(body: bytes) -> str | None:
         return None
     if 2 * min(first, second) > max(first, second):
         return None  # NULs everywhere: no text
-    return "utf-16-le" if second > first else "utf-16-be"
+    return "utf-16le" if second > first else "utf-16be"
 
 
 def _declared(body: bytes) -> str | None:
@@ -191,19 +199,8 @@ def _declared(body: bytes) -> str | None:
 
 def decode_text(body: bytes, charset: str) -> str:
     """Decode a page; bytes that the charset does not have become U+FFFD."""
-    text = body.decode(charset, "replace")
-    return text.removeprefix("\ufeff")
+    return decode(body, charset).removeprefix("\ufeff")
 
 
 def _known(label: str | None) -> str | None:
-    """Return the WHATWG name of a charset label if Python can decode it."""
-    if not label:
-        return None
-    name = map_encoding_to_html5(label.strip().strip("\"'").lower(), False)
-    if not name:
-        return None
-    try:
-        b"".decode(name)
-    except LookupError:
-        return None
-    return str(name)
+    return charset_of(label.strip().strip("\"'")) if label else None

@@ -46,10 +46,10 @@ def digest(documents: Documents) -> str:
 
 
 GOLDEN_EXTRACT = {
-    "cascade": (6, "9db936ff8de590da"),
-    "trafilatura": (6, "bd88998307478e12"),
-    "trafilatura_fast": (6, "0355b7a09db8af5c"),
-    "resiliparse": (6, "c336b0ef9fce00b4"),
+    "cascade": (7, "9db936ff8de590da"),
+    "trafilatura": (7, "bd88998307478e12"),
+    "trafilatura_fast": (7, "0355b7a09db8af5c"),
+    "resiliparse": (7, "c336b0ef9fce00b4"),
 }
 GOLDEN_TEXTS = {
     "import_documents": (4, "9a28d0ec691efde2"),

@@ -86,9 +86,9 @@ META = b'<html><head><meta charset="iso-8859-2"></head>'
     [
         (b"\xef\xbb\xbf" + META, "koi8-r", "utf-8"),  # the mark beats all
         (META, "koi8-r", "koi8-r"),  # the header beats the meta element
-        (META, None, "iso8859-2"),
-        (META, "no-such-charset", "iso8859-2"),
-        (b"<script>" + b"x" * 20_000 + b"</script>" + META, None, "iso8859-2"),
+        (META, None, "iso-8859-2"),
+        (META, "no-such-charset", "iso-8859-2"),
+        (b"<script>" + b"x" * 20_000 + b"</script>" + META, None, "iso-8859-2"),
         (b"<meta http-equiv=Content-Type content='text/html; charset=gb2312'>", None, "gbk"),
         ("<p>Привет, как дела, друзья мои</p>".encode("koi8-r") * 20, None, "koi8-r"),
         (b"<meta charset=utf-16>", None, "utf-8"),
@@ -118,7 +118,7 @@ def test_each_source_of_a_charset_decides_only_where_all_before_it_are_silent(
     elif header == "koi8-r":
         expected = {"koi8-r"}
     elif meta == b"windows-1251":
-        expected = {"cp1251"}
+        expected = {"windows-1251"}
     else:
         expected = {"gbk", "gb18030"} if detected else {"utf-8"}
     assert page_charset(mark + head + text, header) in expected
@@ -153,7 +153,7 @@ def test_a_meta_element_that_is_none_or_says_nothing_is_not_believed(hiding: byt
     assert page_charset(b"<html><head>" + hiding + b"<p>plain", None) == "utf-8"
     if b"without an end" not in hiding:
         real = b"<html><head>" + hiding + b"<meta charset='iso-8859-2'><p>plain"
-        assert page_charset(real, None) == "iso8859-2"
+        assert page_charset(real, None) == "iso-8859-2"
 
 
 @pytest.mark.parametrize("meta", [
@@ -164,11 +164,11 @@ def test_a_meta_element_that_is_none_or_says_nothing_is_not_believed(hiding: byt
     b'<meta content="text/html; charset=windows-1251">',
 ])  # fmt: skip
 def test_meta_elements_are_read_however_they_are_written(meta: bytes) -> None:
-    assert page_charset(b"<html><!-- a page --><head>" + meta, None) == "cp1251"
+    assert page_charset(b"<html><!-- a page --><head>" + meta, None) == "windows-1251"
 
 
 @pytest.mark.parametrize("header", [None, "utf-8", "iso-8859-1", "utf-16"])
-@pytest.mark.parametrize("charset", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("charset", ["utf-16le", "utf-16be"])
 @pytest.mark.parametrize("text", ["plain words", "Привет, друзья", "今天天气很好，我们去公园"])
 def test_utf_16_without_a_mark_is_seen_by_its_nuls(
     text: str, charset: str, header: str | None
