@@ -113,10 +113,13 @@ def plan(
     """Say of each stage whether it would be found, built or wait, and why."""
     selection = _selection(from_stage, until, only, force)
     loaded = _load(recipe, changes, flow)
-    from flows.run import plan_run
+    from flows.run import look_ahead
     from flows.terminal import show_plan
+    from tasks.plan import check_runnable
 
-    show_plan(Console(), plan_run(flow, loaded, selection))
+    steps = look_ahead(flow, loaded, selection)
+    show_plan(Console(), steps)
+    check_runnable(steps, selection)
 
 
 @app.command()

@@ -53,9 +53,14 @@ class Silent:
         """Ignore."""
 
 
+def look_ahead(flow: str, recipe: PipelineConfig, selection: Selection) -> list[Step]:
+    """Return what would become of each step."""
+    return plan(partial(COMPOSITIONS[flow], recipe), recipe.settings(), selection)
+
+
 def plan_run(flow: str, recipe: PipelineConfig, selection: Selection) -> list[Step]:
     """Return what would become of each step, or raise what would stop the run at once."""
-    steps = plan(partial(COMPOSITIONS[flow], recipe), recipe.settings(), selection)
+    steps = look_ahead(flow, recipe, selection)
     check_runnable(steps, selection)
     return steps
 

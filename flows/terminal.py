@@ -17,6 +17,7 @@ COLOURS = {
     "PENDING": "blue",
     "SKIP": "dim",
     "MISSING": "red",
+    "REFUSED": "red",
     "FAILED": "red",
     "NOT RUN": "red",
 }

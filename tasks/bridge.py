@@ -120,6 +120,10 @@ class PrefectConductor:
             status: Status = "NOT RUN" if _failed(bound) else "SKIP"
             return cast(A, self._without(lacking_inputs(call, status, waiting)))
         runtime = self._settings.runtime_of(call)
+        try:
+            call.stage.admit(call.config, bound)
+        except InputError as error:
+            return cast(A, self._without(self._failure(call, error)))
         identity = identify(call.stage, call.config, bound)
         if self._uses is not None:
             self._uses.take(call.stage.name, identity)
@@ -137,10 +141,8 @@ class PrefectConductor:
         try:
             result: A = _prefect_task(call)(_TaskRun(self, call, bound, force))
         except Exception as error:  # kept with its step; Ctrl-C and cancelling are no Exception
-            text = Redactor(os.environ).text(f"{type(error).__name__}: {error}")
             seconds = time.monotonic() - started
-            step = Step(call.name, call.stage.name, "FAILED", text, identity, seconds)
-            return cast(A, self._without(Planned(step, call.stage.output_type, None)))
+            return cast(A, self._without(self._failure(call, error, identity, seconds)))
         seconds = time.monotonic() - started
         self._end(Step(call.name, call.stage.name, "RUN", "built", result.id, seconds))
         return result
@@ -201,6 +203,18 @@ class PrefectConductor:
             for value in call.inputs
         )
         return replace(call, config=call.config.model_copy(update={"failed": told}), inputs=inputs)
+
+    def _failure(
+        self, call: Call[Any], error: Exception, identity: str = "", seconds: float | None = None
+    ) -> Planned:
+        """Return what stands for a step that failed, or that its gate refused.
+
+        A refusal fails a run only where the step was asked for.
+        """
+        text = Redactor(os.environ).text(f"{type(error).__name__}: {error}")
+        status: Status = "FAILED" if call.name in self._allowed else "SKIP"
+        step = Step(call.name, call.stage.name, status, text, identity, seconds)
+        return Planned(step, call.stage.output_type, None)
 
     def _without(self, planned: Planned) -> Planned:
         """End a step that has no artifact; return what stands for it."""

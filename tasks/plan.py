@@ -14,11 +14,12 @@ from lmpipe.artifacts.lookup import identify, nearest, read_manifest
 from lmpipe.artifacts.stage import A, Inputs, Role
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Artifact, open_artifact
-from lmpipe.errors import ConfigError
+from lmpipe.errors import ConfigError, InputError
 from tasks.conductor import Call, Settings, conducted_by
 from tasks.selection import Selection
 
-Status = Literal["HIT", "RUN", "PENDING", "SKIP", "MISSING", "FAILED", "NOT RUN"]
+Status = Literal["HIT", "RUN", "PENDING", "SKIP", "MISSING", "REFUSED", "FAILED", "NOT RUN"]
+WANTING = ("SKIP", "MISSING", "REFUSED")  # what a planned step is that gives nothing to read
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Planner:
 
     def _look(self, call: Call[Any], bound: Inputs) -> Artifact | Planned:
         """Decide a call whose inputs are all there."""
+        try:
+            call.stage.admit(call.config, bound)
+        except InputError as error:
+            return self._planned(call, "REFUSED", str(error), "", None)
         store = self._settings.store
         identity = identify(call.stage, call.config, bound)
         entry = read_manifest(store, call.stage.name, identity)
@@ -93,7 +98,7 @@ class Planner:
     def _below(self, call: Call[Any], bound: Inputs, waiting: list[Planned]) -> Planned:
         """Decide a call below stages that have no bytes yet."""
         names = ", ".join(dict.fromkeys(item.step.name for item in waiting))
-        lacking = [item for item in waiting if item.step.status in ("SKIP", "MISSING")]
+        lacking = [item for item in waiting if item.step.status in WANTING]
         if lacking:
             return lacking_inputs(call, "SKIP", lacking)
         if self._selection.forces(call.name):
@@ -182,11 +187,19 @@ def plan(compose: Callable[[], Any], settings: Settings, selection: Selection) -
 
 
 def check_runnable(steps: list[Step], selection: Selection) -> None:
-    """Raise ConfigError if a selected step reads something that the run may not build."""
+    """Refuse a run that could not come to its end, before it builds anything.
+
+    Raises:
+        ConfigError: a selected step reads something that the run may not build.
+        InputError: a stage's gate refuses what a selected step is or reads.
+    """
     allowed = selection.allowed([step.name for step in steps])
     blocked = [step for step in steps if step.name in allowed and step.status == "SKIP"]
+    missing = list(dict.fromkeys(name for step in blocked for name in step.needs))
+    wanted = {*allowed, *missing}
+    if refused := [s.reason for s in steps if s.status == "REFUSED" and s.name in wanted]:
+        raise InputError("\n".join(refused))
     if blocked:
-        missing = list(dict.fromkeys(name for step in blocked for name in step.needs))
         raise ConfigError(
             f"{blocked[0].name} needs {', '.join(missing)}, which the store does not hold; "
             f"run with --until {missing[-1]} first, or without --from/--only"

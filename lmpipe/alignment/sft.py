@@ -18,6 +18,7 @@ from lmpipe.benchmarks.contamination import (
     ACCEPT_DESCRIPTION,
     FILE,
     LIMIT_DESCRIPTION,
+    ContaminationRecord,
     check,
     merge,
     record_in,
@@ -45,7 +46,19 @@ class SftConfig(AlignmentConfig):
     accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
 
 
-@stage(version=2, kind="statistical")
+def contamination_gate(
+    config: SftConfig, base: Checkpoint, conversations: Source | None
+) -> ContaminationRecord:
+    """Return what is known of all data that the model will have seen; see `check` for refusals."""
+    seen = record_in(base)
+    if conversations is None:
+        return seen
+    own = record_of_files(conversations)
+    limit, accepted = config.max_contaminated_fraction, config.accept_contamination
+    return merge([seen, check(own, limit, accepted, "sft")])
+
+
+@stage(version=2, kind="statistical", gate=contamination_gate)
 def sft(
     out: Output[Checkpoint],
     config: SftConfig,
@@ -67,13 +80,9 @@ def sft(
 
     if config.num_examples == 0 and conversations is None:
         raise ConfigError("sft has nothing to learn: set num_examples or give it conversations")
-    contamination = record_in(base)
-    names: list[str] = []
-    if conversations:
-        own = record_of_files(conversations)
-        checked = check(own, config.max_contaminated_fraction, config.accept_contamination, "sft")
-        contamination = merge([contamination, checked])
-        names = [name for name in conversations.names() if name.rsplit("/", 1)[-1] != FILE]
+    contamination = contamination_gate(config, base, conversations)
+    given = conversations.names() if conversations else []
+    names = [name for name in given if name.rsplit("/", 1)[-1] != FILE]
     paths = [conversations.local(name) for name in names] if conversations else []
     job = {"conversations": [str(path) for path in paths]}
     entry = "lmpipe.alignment.sft_rank:main"

@@ -76,11 +76,13 @@ def build(
         lease_seconds: see BuildLock.
 
     Raises:
+        InputError: the stage's gate refuses the inputs, whether the artifact is there or not.
         LockLost: another builder took over; nothing was published.
     """
     inputs = stage.complete(inputs)
     artifact = identify(stage, config, inputs)
     before = read_manifest(store, stage.name, artifact)
+    stage.admit(config, inputs)
     if not force and (found := find(stage, artifact, store, runtime)) is not None:
         return found
 

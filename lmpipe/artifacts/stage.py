@@ -82,6 +82,16 @@ class Stage(Generic[A]):
     roles: tuple[Role, ...]
     output_type: type[A]
     function: Callable[..., A]
+    gate: Callable[..., Any] | None = None
+
+    def admit(self, config: StageConfig, inputs: Inputs) -> None:
+        """Let the stage's gate look at its inputs, before what was made from them is used.
+
+        Raises:
+            InputError: they are refused; the message says why and what the way out is.
+        """
+        if self.gate is not None:
+            self.gate(config, **inputs)
 
     @property
     def reference(self) -> str:
@@ -125,12 +135,18 @@ class Stage(Generic[A]):
         return list(value) if role.many else cast(Artifact, value)
 
 
-def stage(*, version: int, kind: Kind) -> Callable[[Callable[..., A]], Stage[A]]:
+def stage(
+    *, version: int, kind: Kind, gate: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., A]], Stage[A]]:
     """Declare the decorated function as a stage.
 
     Args:
-        version: bumped by hand whenever the same config and inputs give other bytes. kind: `exact`
-        if any machine, worker count and order gives the same bytes; else `statistical`.
+        version: bumped by hand whenever the same config and inputs give other bytes.
+        kind: `exact` if any machine, worker count and order gives the same bytes; else
+            `statistical`.
+        gate: takes config and inputs as the stage does and raises InputError for inputs that must
+            not be used. It also stands before an artifact that is found: what is known of equal
+            bytes may have changed since.
     """
 
     def declare(function: Callable[..., A]) -> Stage[A]:
@@ -149,6 +165,7 @@ def stage(*, version: int, kind: Kind) -> Callable[[Callable[..., A]], Stage[A]]
             roles=tuple(_role(name, hints[name]) for name in names[2:-1]),
             output_type=hints["return"],
             function=function,
+            gate=gate,
         )
 
     return declare

@@ -3,7 +3,12 @@
 `decontaminate` leaves contamination.json in its artifact. Whoever trains on what was made from it
 calls `record_of`, which follows manifests upwards to that report; `check` then refuses data whose
 report is missing or over the recipe's limit. What a model was trained on travels with it:
-every checkpoint holds contamination.json, in which evaluation looks its items up.
+every checkpoint holds contamination.json, in which evaluation looks its items up. An item is a line
+number, so the record names the digest of the lines that it counted: of any other file of that name
+it knows nothing.
+
+The gate asks about the data that a recipe has now, and so stands before a model that is found as
+well as before one that is trained: a benchmark that came later changes no byte of the shards.
 
 A refusal is lifted by naming what is accepted: a benchmark, or `unreported` for data without a
 report. A switch that accepts everything would be left on; a name goes into the manifest.
@@ -45,6 +50,7 @@ class BenchmarkRecord(BaseModel):
     dirty: tuple[int, ...] = ()
     unsure: tuple[int, ...] = ()
     unchecked: tuple[int, ...] = ()
+    sha256: str = Field("", description="Of the lines that items are numbers of; empty: unknown.")
 
 
 class ContaminationRecord(BaseModel):
@@ -65,12 +71,19 @@ class ContaminationRecord(BaseModel):
         """Share of the documents that hold an item."""
         return self.contaminated_documents / max(1, self.documents)
 
-    def flag(self, benchmark: str, item: int) -> Flag:
-        """Say what is known of one item; `unknown` where the benchmark was not looked for."""
+    def flag(self, benchmark: str, item: int, sha256: str) -> Flag:
+        """Say what is known of one item.
+
+        Args:
+            sha256: of the benchmark's lines; where they are not those that were looked for, or none
+                were, all of them are `unknown`.
+        """
         record = self.benchmarks.get(benchmark)
-        if record is not None and item in record.dirty:
+        if record is None or record.sha256 != sha256:
+            return "unknown"
+        if item in record.dirty:
             return "dirty"
-        if record is None or not self.reported:
+        if not self.reported:
             return "unknown"
         if item in record.unsure:
             return "unsure"
@@ -104,6 +117,7 @@ def parse_report(report: dict[str, Any], where: str) -> ContaminationRecord:
                 dirty=tuple(row["dirty"]),
                 unsure=tuple(sorted(map(int, row["unsure"]))),
                 unchecked=tuple(row["unchecked"]),
+                sha256=row.get("sha256", ""),
             )
             for name, row in report["benchmarks"].items()
         }
@@ -149,7 +163,11 @@ def artifact_json(artifact: Artifact, name: str) -> dict[str, Any]:
 
 
 def merge(records: Iterable[ContaminationRecord]) -> ContaminationRecord:
-    """Join what is known of several bodies of data: dirty in one is dirty in all."""
+    """Join what is known of several bodies of data: dirty in one is dirty in all.
+
+    Where they were searched for different files of one name, the counts stay for the gate; the
+    digest goes, and with it the word on single items.
+    """
     parts = list(records)
     names = sorted({name for part in parts for name in part.benchmarks})
     everywhere = [n for n in names if all(n in part.benchmarks for part in parts if part.reported)]
@@ -166,6 +184,7 @@ def merge(records: Iterable[ContaminationRecord]) -> ContaminationRecord:
             dirty=tuple(sorted(dirty)),
             unsure=tuple(sorted(unsure)),
             unchecked=tuple(sorted({i for r in mine for i in r.unchecked} - dirty - unsure)),
+            sha256=mine[0].sha256 if len({record.sha256 for record in mine}) == 1 else "",
         )
     return ContaminationRecord(
         reported=all(part.reported for part in parts),

@@ -16,6 +16,7 @@ that is silently empty is never decontaminated against.
 """
 
 import gzip
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,6 +84,21 @@ def benchmark_files(source: Files) -> dict[str, str]:
 def benchmark_name(file_name: str) -> str:
     """Return the benchmark's name: the file's name without folder and endings."""
     return file_name.rsplit("/", 1)[-1].removesuffix(".gz").removesuffix(".jsonl")
+
+
+def benchmark_digests(source: Files) -> dict[str, str]:
+    """Return the sha256 of each benchmark's lines: what an item's number means.
+
+    Packed or not, the same lines have the same digest.
+    """
+    return {name: benchmark_digest(source, file) for name, file in benchmark_files(source).items()}
+
+
+def benchmark_digest(source: Files, name: str) -> str:
+    """Return the sha256 of one file's lines, of the unpacked ones if it is packed."""
+    with source.open(name) as file:
+        data = file.read()
+    return hashlib.sha256(gzip.decompress(data) if name.endswith(".gz") else data).hexdigest()
 
 
 def read_benchmarks(source: Files) -> dict[str, list[EvalItem]]:

@@ -1,7 +1,7 @@
 """From occurrences of items' n-grams to flagged documents, and from those to clean ones."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,12 @@ def _spans(
     return {key: tuple(spans) for key, spans in merged.items()}
 
 
-def report(index: NgramIndex, findings: Findings, remaining: Collection[int]) -> dict[str, Any]:
+def report(
+    index: NgramIndex,
+    findings: Findings,
+    remaining: Collection[int],
+    digests: Mapping[str, str],
+) -> dict[str, Any]:
     """Return what training and evaluation need to know, benchmark by benchmark.
 
     An item is `found` if a document held it, and `dirty` if a document still does, `unsure` if only
@@ -194,6 +199,7 @@ def report(index: NgramIndex, findings: Findings, remaining: Collection[int]) ->
 
     Args:
         remaining: the flagged documents that were neither removed nor cut.
+        digests: of each benchmark's lines; item numbers mean those and no others.
     """
     benchmarks: dict[str, Any] = {}
     parts = index.parts
@@ -201,6 +207,7 @@ def report(index: NgramIndex, findings: Findings, remaining: Collection[int]) ->
     for row in findings.table():
         benchmarks[row["benchmark"]] = {
             **{key.replace(" ", "_"): value for key, value in row.items() if key != "benchmark"},
+            "sha256": digests[row["benchmark"]],
             "found": {},
             "dirty": [],
             "unsure": {},

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from lmpipe.benchmarks.items import read_benchmarks
+from lmpipe.benchmarks.items import benchmark_digests, read_benchmarks
 from lmpipe.curation.contamination import Findings, flag_documents, report, scan_texts
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.ngram_index import NgramIndex
@@ -39,7 +39,8 @@ def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> di
             cut short.
     """
     config = DecontaminateConfig(ngram=ngram)
-    items = [item for found in read_benchmarks(LocalFiles(benchmarks)).values() for item in found]
+    source = LocalFiles(benchmarks)
+    items = [item for found in read_benchmarks(source).values() for item in found]
     if not items:
         raise InputError(f"no eval items in {', '.join(map(str, benchmarks))}: nothing to look for")
     index = NgramIndex(items, config.ngram, config.min_item_words)
@@ -48,7 +49,8 @@ def report_on_files(files: list[Path], benchmarks: list[Path], ngram: int) -> di
         raise InputError(f"no records in {', '.join(map(str, files))}: a report would say nothing")
     flags, boilerplate = flag_documents(scan_texts(index, texts, 0), index, config)
     findings = Findings(index, np.array([0, len(texts)], np.int64), flags, boilerplate)
-    return report(index, findings, {flag.document for flag in flags})
+    remaining = {flag.document for flag in flags}
+    return report(index, findings, remaining, benchmark_digests(source))
 
 
 def texts_of_records(path: Path) -> Iterator[str]:

@@ -81,6 +81,7 @@ def decontaminate(
     Raises:
         InputError: no item can be looked for, the control fails, or nothing is kept.
     """
+    from lmpipe.benchmarks.items import benchmark_digests
     from lmpipe.curation.contamination import decide, report, store_flags
     from lmpipe.curation.word_hashes import enough_workers
     from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
@@ -111,7 +112,7 @@ def decontaminate(
         for record, first in zip(records, findings.bounds[:-1].tolist(), strict=True)
         for row in record.info["remaining"]
     }
-    summary = report(index, findings, remaining)
+    summary = report(index, findings, remaining, benchmark_digests(benchmarks))
     out.write_json("contamination.json", summary)
     out.metric("flagged", summary["flagged_documents"])
     out.metric("contaminated", summary["contaminated_documents"])

@@ -83,7 +83,7 @@ def evaluate(
         results = run_tasks(model, configs, config.limit)
     record, flags = record_in(checkpoint), {}
     for name, result in results.items():
-        counts = flag_samples(record, task_file(name), result.samples)
+        counts = flag_samples(record, benchmarks, task_file(name), result.samples)
         clean = clean_scores(result.samples, list(result.scores))
         flags[name] = {"items": counts, "clean": clean}
         if counts.get("dirty"):

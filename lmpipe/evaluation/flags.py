@@ -1,30 +1,33 @@
 """Which evaluation items the model's training data are known to hold.
 
 Each sample gets a flag from the record that the checkpoint carries: clean, dirty, unsure (only
-boilerplate met it), unchecked (too short to look for) or unknown (nobody looked). Beside the score
-on all items stands the one on clean items alone; a gap between them is what contamination bought.
+boilerplate met it), unchecked (too short to look for) or unknown (nobody looked, or for another
+file of that name). Beside the score on all items stands the one on clean items alone; a gap between
+them is what contamination bought.
 """
 
 from collections import Counter
 from typing import Any
 
 from lmpipe.benchmarks.contamination import ContaminationRecord
-from lmpipe.benchmarks.items import benchmark_name
+from lmpipe.benchmarks.items import Files, benchmark_digest, benchmark_name
 
 JsonObject = dict[str, Any]
 
 
 def flag_samples(
-    record: ContaminationRecord, file: str, samples: list[JsonObject]
+    record: ContaminationRecord, benchmarks: Files, file: str, samples: list[JsonObject]
 ) -> dict[str, int]:
     """Write each sample's flag into it and return how many there are of each.
 
     Args:
-        file: the task's file among the benchmarks; an item's number is its row in it.
+        benchmarks: what is asked; where it is not what the training data were searched for, nothing
+            is known of its items.
+        file: the task's file among them; an item's number is its row in it.
     """
-    benchmark = benchmark_name(file)
+    benchmark, digest = benchmark_name(file), benchmark_digest(benchmarks, file)
     for sample in samples:
-        sample["contamination"] = record.flag(benchmark, int(sample["doc_id"]))
+        sample["contamination"] = record.flag(benchmark, int(sample["doc_id"]), digest)
     return dict(sorted(Counter(sample["contamination"] for sample in samples).items()))
 
 

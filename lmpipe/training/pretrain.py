@@ -9,7 +9,15 @@ from pydantic import Field, model_validator
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
-from lmpipe.benchmarks.contamination import ACCEPT_DESCRIPTION, LIMIT_DESCRIPTION
+from lmpipe.benchmarks.contamination import (
+    ACCEPT_DESCRIPTION,
+    FILE,
+    LIMIT_DESCRIPTION,
+    ContaminationRecord,
+    check,
+    merge,
+    record_of,
+)
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
@@ -152,7 +160,19 @@ class PretrainConfig(StageConfig):
         return Schedule(self.schedule, total, warmup, decay, self.final_lr_fraction)
 
 
-@stage(version=2, kind="statistical")
+def contamination_gate(
+    config: PretrainConfig, shards: TokenShards, tokenizer: Tokenizer, others: list[TokenShards]
+) -> ContaminationRecord:
+    """Return what is known of the data, with what was accepted; see `check` for the refusals."""
+    return check(
+        merge(record_of(part) for part in [shards, *others]),
+        config.max_contaminated_fraction,
+        config.accept_contamination,
+        "pretrain",
+    )
+
+
+@stage(version=2, kind="statistical", gate=contamination_gate)
 def pretrain(
     out: Output[Checkpoint],
     config: PretrainConfig,
@@ -171,15 +191,8 @@ def pretrain(
         InputError: the data have no contamination report, or are over the limit.
         ConfigError: the mixture does not fit the token sets, or a split has no full sequence.
     """
-    from lmpipe.benchmarks.contamination import FILE, check, merge, record_of
-
     sets = [shards, *others]
-    contamination = check(
-        merge(record_of(part) for part in sets),
-        config.max_contaminated_fraction,
-        config.accept_contamination,
-        "pretrain",
-    )
+    contamination = contamination_gate(config, shards, tokenizer, others)
     mixture = _mixture(config, sets)
     config = config.model_copy(update={"model": _sized(config.model, tokenizer)})
     whole = ("validation",) if config.packing == "best_fit" else ("train", "validation")

@@ -21,13 +21,16 @@ from lmpipe.benchmarks.contamination import (
 )
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
+from lmpipe.training.pretrain import PretrainConfig, pretrain
+
+LINES = "5" * 64  # digest of a benchmark's lines
 
 
 def report_on(dirty: int, documents: int = 100) -> dict[str, Any]:
     found = {str(n): {"documents": 2, "remaining": 1, "shares": {}} for n in range(dirty)}
     row = {"items": 10, "found": found, "dirty": list(range(dirty)), "unsure": {"7": {}},
-           "unchecked": [9]}  # fmt: skip
-    clean = {"items": 3, "found": {}, "dirty": [], "unsure": {}, "unchecked": []}
+           "unchecked": [9], "sha256": LINES}  # fmt: skip
+    clean = {"items": 3, "found": {}, "dirty": [], "unsure": {}, "unchecked": [], "sha256": LINES}
     return {
         "documents": documents,
         "contaminated_documents": dirty,
@@ -63,7 +66,7 @@ def filtered(
 def cut(
     out: Output[TokenShards], config: Nothing, documents: Documents, *, runtime: Runtime
 ) -> TokenShards:
-    out.write_json("tokens.json", documents.digest)
+    out.write_json("tokens.json", "the same, whatever was found in the documents")
     return out.commit()
 
 
@@ -99,7 +102,7 @@ def test_data_without_a_report_are_refused_unless_named(store: Store):
     with pytest.raises(InputError, match=r"without a contamination report: reported/.*unreported"):
         check(record_of(shards), 1.0, ("gsm",), "pretrain")
     record = check(record_of(shards), 0.0, ("unreported",), "pretrain")
-    assert record.accepted == ("unreported",) and record.flag("gsm", 0) == "unknown"
+    assert record.accepted == ("unreported",) and record.flag("gsm", 0, LINES) == "unknown"
 
 
 def test_one_body_of_data_without_a_report_is_enough_to_refuse(store: Store):
@@ -119,9 +122,9 @@ def test_data_over_the_limit_are_refused_unless_the_benchmark_is_named(store: St
 
 def test_every_item_has_a_flag(store: Store):
     record = record_of(shards_of(store, 2))
-    flags = [record.flag("gsm", item) for item in range(10)]
+    flags = [record.flag("gsm", item, LINES) for item in range(10)]
     assert flags == ["dirty"] * 2 + ["clean"] * 5 + ["unsure", "clean", "unchecked"]
-    assert record.flag("blimp", 0) == "clean" and record.flag("arc", 0) == "unknown"
+    assert record.flag("blimp", 0, LINES) == "clean" and record.flag("arc", 0, LINES) == "unknown"
 
 
 def test_what_one_body_was_not_searched_for_is_unknown_but_dirt_stays_dirt():
@@ -129,17 +132,50 @@ def test_what_one_body_was_not_searched_for_is_unknown_but_dirt_stays_dirt():
     two = parse_report({**report_on(0), "benchmarks": {"arc": report_on(0)["benchmarks"]["blimp"]}},
                        "two")  # fmt: skip
     both = merge([one, two])
-    assert both.flag("gsm", 0) == "dirty" and both.flag("blimp", 1) == "unknown"
+    assert both.flag("gsm", 0, LINES) == "dirty" and both.flag("blimp", 1, LINES) == "unknown"
     assert both.documents == 200 and both.reports == ("one", "two")
     unreported = merge([one, ContaminationRecord(reported=False, missing=("x",))])
-    assert unreported.flag("gsm", 0) == "dirty" and unreported.flag("gsm", 1) == "unknown"
+    assert (
+        unreported.flag("gsm", 0, LINES) == "dirty"
+        and unreported.flag("gsm", 1, LINES) == "unknown"
+    )
 
 
 def test_a_checkpoint_from_before_there_were_records_is_unknown(store: Store):
     record = record_in(make(store, model, Nothing()))
-    assert not record.reported and record.flag("gsm", 0) == "unknown"
+    assert not record.reported and record.flag("gsm", 0, LINES) == "unknown"
 
 
 def test_a_report_of_another_shape_is_named():
     with pytest.raises(InputError, match="old/1 is no contamination report of this version"):
         parse_report({"benchmarks": {"gsm": {"dirty": {"0": {}}}}}, "old/1")
+
+
+def test_of_another_file_of_the_same_name_nothing_is_known(store: Store):
+    record = record_of(shards_of(store, 2))
+    assert {record.flag("gsm", item, "6" * 64) for item in range(10)} == {"unknown"}
+    row = {
+        key: value for key, value in report_on(2)["benchmarks"]["gsm"].items() if key != "sha256"
+    }
+    old = parse_report({**report_on(2), "benchmarks": {"gsm": row}}, "before digests")
+    assert old.flag("gsm", 0, LINES) == "unknown"
+
+
+def test_bodies_searched_for_different_files_are_counted_and_say_nothing_of_single_items():
+    other = report_on(2)
+    other["benchmarks"]["gsm"]["sha256"] = "6" * 64
+    both = merge([parse_report(report_on(1), "one"), parse_report(other, "two")])
+    assert {both.flag("gsm", 0, digest) for digest in (LINES, "6" * 64, "7" * 64)} == {"unknown"}
+    with pytest.raises(InputError, match="hold items of gsm"):
+        check(both, 0.0, (), "pretrain")
+    assert both.flag("blimp", 0, LINES) == "clean"
+
+
+def test_the_gate_of_pretraining_reads_the_newest_report_on_equal_shards(store: Store):
+    before, after = shards_of(store, 0), shards_of(store, 3)
+    assert before.digest == after.digest  # so that a model trained on the one serves for the other
+    pretrain.admit(PretrainConfig(), {"shards": before, "tokenizer": None, "others": []})
+    with pytest.raises(InputError, match="pretrain refuses contaminated data"):
+        pretrain.admit(PretrainConfig(), {"shards": after, "tokenizer": None, "others": []})
+    with pytest.raises(InputError, match="pretrain refuses contaminated data"):
+        pretrain.admit(PretrainConfig(), {"shards": before, "tokenizer": None, "others": [after]})

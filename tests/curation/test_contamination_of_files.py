@@ -1,3 +1,4 @@
+import hashlib
 import json
 from pathlib import Path
 
@@ -23,8 +24,9 @@ def test_conversations_that_hold_test_items_are_told_item_by_item(tmp_path: Path
     )  # fmt: skip
     report = report_on_files([chat], [GSM8K / "test.jsonl"], 13)
     record = parse_report(report, "chat")
+    digest = hashlib.sha256((GSM8K / "test.jsonl").read_bytes()).hexdigest()
     assert (record.documents, record.contaminated_documents) == (2, 1)
-    assert record.flag("test", 3) == "dirty" and record.flag("test", 4) == "clean"
+    assert record.flag("test", 3, digest) == "dirty" and record.flag("test", 4, digest) == "clean"
     for line, message in (("{broken", r"chat.jsonl:1 is no JSON"), ('{"n": 1}', "holds no text")):
         chat.write_text(line + "\n")
         with pytest.raises(InputError, match=message):

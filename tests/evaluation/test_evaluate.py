@@ -1,5 +1,6 @@
 """The stage: local tasks over a small model, numbers and errors checked by hand."""
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -32,10 +33,18 @@ CLOZE = [
 ]  # fmt: skip
 
 
+PAIRS_SHA256 = hashlib.sha256("".join(json.dumps(row) + "\n" for row in PAIRS).encode()).hexdigest()
 RECORD = {
     "reported": True,
     "benchmarks": {
-        "blimp": {"items": 8, "documents": 1, "dirty": [1], "unsure": [2], "unchecked": [3]}
+        "blimp": {
+            "items": 8,
+            "documents": 1,
+            "dirty": [1],
+            "unsure": [2],
+            "unchecked": [3],
+            "sha256": PAIRS_SHA256,
+        }
     },
 }
 
@@ -93,6 +102,17 @@ def scores(
     )  # fmt: skip
     assert any(event["type"] == "table" and event["name"] == "scores" for event in events)
     yield made
+
+
+def test_items_of_a_file_that_was_exchanged_are_unknown_to_the_model_s_record(
+    store: Store, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "blimp.jsonl", [*PAIRS[4:], *PAIRS[:4]])
+    inputs = {"checkpoint": checkpoint, "benchmarks": pinned(store, tmp_path)}
+    config = EvaluateConfig(tasks=("blimp",))
+    made = build(evaluate, config, inputs, store=store, runtime=Runtime(device="cpu"))
+    assert {sample["contamination"] for sample in samples(made, "blimp")} == {"unknown"}
+    assert made.read_json("contamination_flags.json")["blimp"]["clean"] == {}
 
 
 def samples(scores: Scores, task: str) -> list[dict[str, Any]]:
