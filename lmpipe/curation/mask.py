@@ -30,7 +30,7 @@ class MaskConfig(StageConfig):
     )
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def mask(
     out: Output[Documents], config: MaskConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:

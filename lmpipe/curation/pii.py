@@ -20,6 +20,9 @@ TYPES = ("email", "iban", "card", "ssn", "ip", "phone")
 CUE_CHARACTERS = 48
 
 
+UNSPACED_CUE_CHARACTERS = 16  # 48 of them are two sentences
+
+
 class Span(NamedTuple):
     """Where something personal stands in a text."""
 
@@ -28,9 +31,54 @@ class Span(NamedTuple):
     type: str
 
 
+class Page(NamedTuple):
+    """A text, and the same with a comma for each letter of a script without spaces.
+
+    Han, kana, Thai and the like put no blank between words, and Korean particles follow without
+    one. So an address or a number begins and ends at their letters, which `\\w` would take into it.
+    """
+
+    text: str
+    plain: str
+
+    def before(self, at: int) -> str:
+        """Return the plain characters in which a cue may stand."""
+        return self.plain[max(0, at - CUE_CHARACTERS) : at]
+
+
+class Cue(NamedTuple):
+    """Words that say what a number is: of scripts with spaces, and of those without."""
+
+    spaced: re.Pattern[str]
+    unspaced: re.Pattern[str]
+
+    def is_near(self, page: Page, start: int, end: int) -> bool:
+        """Say whether a cue stands before a number, or directly after it."""
+        return bool(
+            self.spaced.search(page.before(start))
+            or self.spaced.search(page.plain[end : end + 12])
+            or self.is_written_before(page, start)
+        )
+
+    def is_written_before(self, page: Page, at: int) -> bool:
+        """Say whether a cue of a script without spaces stands before a place."""
+        near = page.text[max(0, at - UNSPACED_CUE_CHARACTERS) : at]
+        return bool(not near.isascii() and self.unspaced.search(near))
+
+
+_UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u11ff\u1780-\u17ff\u2e80-\u9fff\ua000-\ua4cf\ua960-\ua97f"
+    "\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc\U00020000-\U000323af]"
+)
 _EMAIL = re.compile(
-    r"(?<![\w.+@/-])[\w](?:[\w.+'%-]{0,62}[\w+-])?@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+"
+    r"(?<![\w.+@/-])[\w](?:[\w.+'%-]{0,62}[\w+-])?[@＠](?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+"
     r"([^\W\d_]{2,24})(?![\w@-]|\.\w+@)"
+)
+# A domain in Han, kana or Hangul: ended by a Latin ending, or by one of the few of its own script.
+_EMAIL_UNSPACED = re.compile(
+    r"(?<![A-Za-z0-9_.+@/-])[A-Za-z0-9](?:[A-Za-z0-9.+'%_-]{0,62}[A-Za-z0-9+_-])?@"
+    r"[\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{1,20}\."
+    r"(?:[A-Za-z]{2,24}(?![A-Za-z0-9@-])|中国|中國|公司|网络|網絡|香港|台灣|台湾|한국|みんな|コム)"
 )
 _FILE_ENDINGS = frozenset(
     (
@@ -62,31 +110,56 @@ _IPV6 = re.compile(
 )
 _PHONE = re.compile(
     r"(?<![\w.+/=&#@-])"
-    r"(?:(?P<plus>\+(?:\(?\d{1,4}\)?)[ .-]?(?:\(0\)[ .-]?)?)|(?P<zeros>00\d{1,3}[ .-]))?"
-    r"(?P<area>\(\d{2,5}\)[ .-]?)?\d{1,5}(?:[ .-]?\d{2,5}){0,4}"
+    r"(?:(?P<plus>\+(?:\(?\d{1,4}\)?)[ .-]?(?:\(0\)[ .-]?)?)|(?P<zeros>00\d{1,3}[ .-])"
+    r"|8[ -]?(?=\(\d))?"
+    r"(?P<area>\(\d{2,5}\)[ .-]?|(?P<slash>\d{2,5} ?/ ?)(?=\d{2}))?"
+    r"\d{1,5}(?:[ .－-]?\d{2,5}){0,4}"
     r"(?P<extension> ?(?:x|ext\.? ?)\d{1,5})?(?![\w]|[.,:/-]\d|[%=&])"
 )
 _AMERICAN = re.compile(
     r"(?:(?:\+|00)?1[ .-]?)?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])[1-9]\d{2}[.-]\d{4}"
     r"(?: ?(?:x|ext\.? ?)\d{1,5})?"
 )
-_PHONE_CUE = re.compile(
-    r"\b(?:tele)?phones?\b|\btel\b|\bfax\b|\bmobile\b|\bcell\b|\bdesk\b|\boffice\b|\bring\b|\bdial\b"
-    r"|\bcall(?:ed|ing)?\b|\bsms\b|\btext(?:ed)? (?:me|us|him|her)\b|\bwhatsapp\b|\btelefon"
-    r"|\bt[eé]l[eé]phone|\banswering at\b|\breach (?:me|us|him|her)\b|\bmessages to\b|\bhotline\b"
-    r"|\bcontact\b",
-    re.IGNORECASE,
+_PHONE_CUE = Cue(
+    re.compile(
+        r"\b(?:tele)?phones?\b|\btel\b|\bfax\b|\bmobile\b|\bcell\b|\bdesk\b|\boffice\b|\bring\b"
+        r"|\bdial\b|\bcall(?:ed|ing)?\b|\bsms\b|\btext(?:ed)? (?:me|us|him|her)\b|\bwhatsapp\b"
+        r"|\bt[eé]l[eé](?:f[oó]n|ph(?:one|\b)|fax)|\bt[eé]l\b|\bmobil\b|\bhandy\b|\bm[oó]vil\b"
+        r"|\bcelular|\bcellulare|\bappele[rz]\b|\banrufen\b|\banswering at\b"
+        r"|\breach (?:me|us|him|her)\b|\bmessages to\b|\bhotline\b|\bcontact\b"
+        r"|\bтел\b|\bтелефон|\bфакс|\bмоб(?:ил|\b)|\bзвон|\bпозвон|\bдзвон|\bконтакт|\bτηλ|\bφαξ",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        "电话|電話|手机|手機|座机|热线|熱線|传真|傳真|致电|致電|拨打|撥打|来电|來電|联系|聯繫|聯絡|"
+        "連絡|携帯|ファック?ス|ﾌｧｯｸｽ|問い合わせ|問合せ|ダイヤル|"
+        "전화|휴대폰|휴대전화|핸드폰|연락처|팩스|문의|โทร|แฟกซ์"
+    ),
 )
 _NUMBER_IS_OTHER = re.compile(
     r"\b(?:isbn|issn|doi|version|release|rfc|pep|bug|issue|ticket|section|chapter|page|line|port|"
     r"commit|hash|sha\d*|md5|date|cve|id|no\. of)\b[^\w\n]{0,3}\w{0,6}[^\w\n]{0,3}$",
     re.IGNORECASE,
 )
+_NUMBER_IS_OTHER_UNSPACED = re.compile(
+    "(?:订单|訂單|编号|編號|版本|单号|注文|番号|品番|주문|번호)[^\\d\n]{0,4}$"
+)
+_NUMBER_IS_PHONES = re.compile("(?:电话|電話|手机|手機|전화|휴대폰)[^\\d\n]{0,4}$")
 _SSN_CUE = re.compile(r"\bssn\b|social security", re.IGNORECASE)
-_CARD_CUE = re.compile(r"\bcards?\b|\bvisa\b|\bmastercard\b|\bamex\b|\bcc\b|payment", re.IGNORECASE)
-_IP_CUE = re.compile(
-    r"\bip(?:v4)?\b|address|\bhosts?\b|\bserver|\bping|\bclient|connect|\bpeer\b|\bdns\b",
-    re.IGNORECASE,
+_CARD_CUE = Cue(
+    re.compile(
+        r"\bcards?\b|\bvisa\b|\bmastercard\b|\bamex\b|\bcc\b|payment|\bкарт[аыуе]\b",
+        re.IGNORECASE,
+    ),
+    re.compile("卡|カード|카드|บัตร"),
+)
+_IP_CUE = Cue(
+    re.compile(
+        r"\bip(?:v4)?\b|address|\bhosts?\b|\bserver|\bping|\bclient|connect|\bpeer\b|\bdns\b"
+        r"|\bадрес|\bсервер|\bхост",
+        re.IGNORECASE,
+    ),
+    re.compile("地址|服务器|伺服器|主机|主機|アドレス|サーバ|ホスト|주소|서버"),
 )
 _VERSION = re.compile(
     r"(?:\bv|\bversions?|\brelease|\bsections?|\bchapter|§|\bbuild|\bfirmware|\bdriver|[a-z]/)"
@@ -115,9 +188,10 @@ _IBAN_LENGTHS = {
 
 def find(text: str) -> list[Span]:
     """Return what is personal in a text, in order and without overlaps."""
+    page = Page(text, text if text.isascii() else _UNSPACED.sub("、", text))
     found: list[Span] = []
     for type_, finder in _FINDERS:
-        for start, end in finder(text):
+        for start, end in finder(page):
             if all(end <= span.start or start >= span.end for span in found):
                 found.append(Span(start, end, type_))
     return sorted(found)
@@ -132,18 +206,13 @@ def mask(text: str, spans: list[Span]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _before(text: str, at: int) -> str:
-    return text[max(0, at - CUE_CHARACTERS) : at]
-
-
-def _cued(pattern: re.Pattern[str], text: str, start: int, end: int) -> bool:
-    return bool(pattern.search(_before(text, start)) or pattern.search(text[end : end + 12]))
-
-
-def _emails(text: str) -> Iterator[tuple[int, int]]:
-    if "@" in text:
-        for match in _EMAIL.finditer(text):
+def _emails(page: Page) -> Iterator[tuple[int, int]]:
+    if "@" in page.text or "＠" in page.text:
+        for match in _EMAIL.finditer(page.plain):
             if match[1].lower() not in _FILE_ENDINGS and ".." not in match[0]:
+                yield match.span()
+        for match in _EMAIL_UNSPACED.finditer(page.text) if page.plain != page.text else ():
+            if ".." not in match[0]:
                 yield match.span()
 
 
@@ -165,9 +234,9 @@ def iban_end(text: str, start: int) -> int | None:
     return at if int(digits) % 97 == 1 else None
 
 
-def _ibans(text: str) -> Iterator[tuple[int, int]]:
-    for match in _IBAN.finditer(text):
-        end = iban_end(text, match.start())
+def _ibans(page: Page) -> Iterator[tuple[int, int]]:
+    for match in _IBAN.finditer(page.plain):
+        end = iban_end(page.plain, match.start())
         if end is not None:
             yield match.start(), end
 
@@ -192,28 +261,34 @@ def _is_card_number(digits: str, cued: bool) -> bool:
     return cued or visa or master or amex or discover or jcb
 
 
-def _cards(text: str) -> Iterator[tuple[int, int]]:
-    for match in _CARD.finditer(text):
+def _cards(page: Page) -> Iterator[tuple[int, int]]:
+    for match in _CARD.finditer(page.plain):
         digits = re.sub(r"[ -]", "", match[0])
-        cued = _cued(_CARD_CUE, text, *match.span())
+        cued = _CARD_CUE.is_near(page, *match.span())
         if luhn(digits) and len(set(digits)) > 1 and _is_card_number(digits, cued):
             yield match.span()
 
 
-def _ssns(text: str) -> Iterator[tuple[int, int]]:
-    for match in _SSN.finditer(text):
-        if match[1] == "-" or _SSN_CUE.search(_before(text, match.start())):
+def _ssns(page: Page) -> Iterator[tuple[int, int]]:
+    for match in _SSN.finditer(page.plain):
+        if match[1] == "-" or _SSN_CUE.search(page.before(match.start())):
             yield match.span()
 
 
-def _ips(text: str) -> Iterator[tuple[int, int]]:
+def _ips(page: Page) -> Iterator[tuple[int, int]]:
+    text = page.plain
     for match in _IPV4.finditer(text):
         parts = match[0].split(".")
         if any((len(part) > 1 and part[0] == "0") or int(part) > 255 for part in parts):
             continue
-        before = _before(text, match.start())
+        before = page.before(match.start())
         with_port = re.compile(r":\d|/(?:8|16|24|32)\b").match(text, match.end())
-        cued = bool(_IP_CUE.search(before) or before.endswith("//") or with_port)
+        cued = bool(
+            _IP_CUE.spaced.search(before)
+            or _IP_CUE.is_written_before(page, match.start())
+            or before.endswith("//")
+            or with_port
+        )
         if max(map(int, parts)) < 32 and not cued:
             continue
         if _HEADING.match(text, match.end()) and not before.split("\n")[-1].strip():
@@ -245,39 +320,66 @@ def _is_public(address: str) -> bool:
     return unusual and not parsed.is_private and not parsed.is_link_local
 
 
-def _phones(text: str) -> Iterator[tuple[int, int]]:
-    for match in _PHONE.finditer(text):
+def _phones(page: Page) -> Iterator[tuple[int, int]]:
+    for match in _PHONE.finditer(page.plain):
         start, end = match.span()
         number = match[0]
         digits = re.sub(r"\D", "", re.split(r" ?(?:x|ext)", number)[0].replace("(0)", ""))
         if not 7 <= len(digits) <= 15:
             continue
-        before = _before(text, start)
         if match["plus"]:
             # +12345678 alone may be an offset or a difference: a separator or ten digits tell
             parted = len(digits) >= 10 or re.search(r"\d[ .-]", number)
             good = len(digits) >= 8 and bool(parted and _COUNTRY.match(digits))
         elif _AMERICAN.fullmatch(number):
-            good = not _NUMBER_IS_OTHER.search(before)
+            good = not _is_other(page, start)
         else:
-            good = _is_national(match, digits, before, text[end : end + 9])
+            good = _is_national(match, digits, page)
         if good:
             yield start, end
 
 
-def _is_national(match: re.Match[str], digits: str, before: str, after: str) -> bool:
+def _is_other(page: Page, at: int) -> bool:
+    """Say whether the words before a number name something else: an ISBN, an order, a version."""
+    near = page.text[max(0, at - UNSPACED_CUE_CHARACTERS) : at]
+    other = _NUMBER_IS_OTHER_UNSPACED.search(near) and not _NUMBER_IS_PHONES.search(near)
+    return bool(other or _NUMBER_IS_OTHER.search(page.before(at)))
+
+
+def _is_national(match: re.Match[str], digits: str, page: Page) -> bool:
     """Believe a number without a country if a cue is near and it is nothing else."""
-    number = match[0]
-    cued = _PHONE_CUE.search(before) or _PHONE_CUE.match(after.lstrip(" -\\"))
+    number, (start, end) = match[0], match.span()
+    cued = (
+        _PHONE_CUE.spaced.search(page.before(start))
+        or _PHONE_CUE.spaced.match(page.plain[end : end + 9].lstrip(" -\\"))
+        or _PHONE_CUE.is_written_before(page, start)
+    )
     shaped = match["area"] or match["zeros"] or number[0] == "0" or len(digits) >= 9
     isbn = len(digits) == 13 and digits.startswith(("978", "979"))
     return bool(
         cued
         and not isbn
-        and (shaped or re.search(r"\d[ -]\d", number))
-        and "." not in number
-        and not _NUMBER_IS_OTHER.search(before)
+        and (shaped or re.search(r"\d[ －-]\d", number))
+        and (not match["slash"] or number[0] == "0")
+        and ("." not in number or _is_dotted(number, digits))
+        and not _is_other(page, start)
         and not _is_date(number)
+    )
+
+
+_DOTTED = re.compile(r"\d{2,5}(?:\.\d{2,8})+")  # 01.84.17.61.18, 089.1234567, 91.123.45.67
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+")
+
+
+def _is_dotted(number: str, digits: str) -> bool:
+    """Tell a number parted by dots alone from a decimal, from thousands and from an IP address."""
+    groups = number.split(".")
+    like_ip = len(groups) == 4 and all(int(group) < 256 for group in groups if group.isdigit())
+    return bool(
+        _DOTTED.fullmatch(number)
+        and not _THOUSANDS.fullmatch(number)
+        and len(digits) >= 8
+        and (number[0] == "0" or (len(digits) >= 9 and len(groups) > 2 and not like_ip))
     )
 
 
@@ -289,7 +391,7 @@ def _is_date(number: str) -> bool:
     return bool(_DATE.match(number) or _YEARS.fullmatch(number))
 
 
-_Finder = Callable[[str], Iterator[tuple[int, int]]]
+_Finder = Callable[[Page], Iterator[tuple[int, int]]]
 _FINDERS: tuple[tuple[str, _Finder], ...] = (
     ("email", _emails),
     ("iban", _ibans),

@@ -118,3 +118,83 @@ def test_the_stage_masks_the_chosen_types_and_removes_nothing(bench: Workbench) 
     assert kept(some)[id_of("a")] == "mail a@b.example, phone [PHONE]"
     two = bench.run(mask, MaskConfig(), documents, workers=2)
     assert two.digest == masked.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("문의는 lee.minho@example.kr로 보내 주세요.", "문의는 [EMAIL]로 보내 주세요."),
+        (
+            "联系邮箱：zhang.wei@example.cn电话010-6552-0100，周一至周五。",
+            "联系邮箱：[EMAIL]电话[PHONE]，周一至周五。",
+        ),
+        ("请写信到我的邮箱wang.fang@example.cn谢谢大家", "请写信到我的邮箱[EMAIL]谢谢大家"),
+        (
+            "来信请寄liu.yang@example.cn我们会在三个工作日之内给您回复并且寄送样品以及全部的产品目录",
+            "来信请寄[EMAIL]我们会在三个工作日之内给您回复并且寄送样品以及全部的产品目录",
+        ),
+        (
+            "お問い合わせはtanaka.yui@example.jpまでお願いします。担当は2課です。",
+            "お問い合わせは[EMAIL]までお願いします。担当は2課です。",
+        ),
+        ("連絡先sato.ken@example.jp宛2024年までに送付", "連絡先[EMAIL]宛2024年までに送付"),
+        ("ติดต่อsomchai@example.co.thได้ทุกวัน", "ติดต่อ[EMAIL]ได้ทุกวัน"),
+        (
+            "宛先 info@例え.jp まで、代表者info@企業.中国です",
+            "宛先 [EMAIL] まで、代表者[EMAIL]です",
+        ),
+        ("邮箱zhang＠example.cn，谢谢", "邮箱[EMAIL]，谢谢"),
+        ("服务器地址是8.8.4.4端口开放", "服务器地址是[IP]端口开放"),
+        ("路由2001:4860:4860::8888可达", "路由[IP]可达"),
+        ("信用卡号4111111111111111已经过期", "信用卡号[CARD]已经过期"),
+        ("账户DE89370400440532013000开户行", "账户[IBAN]开户行"),
+        ("口座はGB29 NWBK 6016 1331 9268 19です", "口座は[IBAN]です"),
+        ("社会保障号078-05-1120属于他", "社会保障号[SSN]属于他"),
+        ("手机13812345678随时可打", "手机[PHONE]随时可打"),
+        ("電話番号は03-1234-5678です", "電話番号は[PHONE]です"),
+        ("電話０３－１２３４－５６７８まで", "電話[PHONE]まで"),
+        ("전화 02-312-3456번으로", "전화 [PHONE]번으로"),
+        ("请打+86 138 1234 5678找我", "请打[PHONE]找我"),
+    ],
+)
+def test_beside_scripts_without_spaces_the_value_goes_and_the_words_stay(
+    text: str, masked: str
+) -> None:
+    assert mask_text(text, find(text)) == masked
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Tél. 01.84.17.61.18 ou par courrier", "01.84.17.61.18"),
+        ("Telefon 089/1234567, Zimmer 4", "089/1234567"),
+        ("Tel.: 0171 / 123 45 67 abends", "0171 / 123 45 67"),
+        ("Fax 044.123.45.67", "044.123.45.67"),
+        ("tel. 06.12345678 a Roma", "06.12345678"),
+        ("телефон 8 (495) 123-45-67, спросить Анну", "8 (495) 123-45-67"),
+        ("Тел.: 067 123 45 67", "067 123 45 67"),
+        ("факс 495 123-45-67", "495 123-45-67"),
+        ("дзвоніть 044 123 45 67 вранці", "044 123 45 67"),
+    ],
+)
+def test_phone_numbers_of_other_shapes_and_languages_are_found_after_a_cue(
+    text: str, value: str
+) -> None:
+    assert found(text) == [("phone", value)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "call 12.345.678.901 a large number, or 3.14159265 pi",
+        "Telefon am 01/15/2024 oder 15.01.2024, Seite 12/3456789",
+        "тел. выпущен 15.01.2024, версия 62.0.3202.94",
+        "电话会议在2024-01-15举行，订单号 20240115-000123 已发",
+        "联系人 2024年12月31日，人口12345678",
+        "关注@张三。谢谢@李四",
+        "路由器是192.168.0.1，版本号1.2.3.4",
+        "账户DE89370400440532013001开户行，卡号4111111111111112",
+    ],
+)
+def test_numbers_beside_cues_of_any_script_that_are_no_phones_are_left_alone(text: str) -> None:
+    assert found(text) == []
