@@ -1,8 +1,11 @@
 """WARC files to clean documents: extract, measure, select, deduplicate, decontaminate, mask."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from flows.checks import check_bounds, one_file
 from flows.recipe import PipelineConfig
 from lmpipe.artifacts.source import SourceSpec, pin
 from lmpipe.artifacts.types import Artifact, Documents, Model, Source
@@ -30,7 +33,7 @@ class Curated(NamedTuple):
 def curate(recipe: PipelineConfig) -> Curated:
     """Turn a recipe's crawl into clean documents."""
     origin, documents = _raw_documents(recipe)
-    language_model = bring_in(recipe, "language_model", recipe.sources.language_model)
+    language_model = bring_in(recipe, "language_model", recipe.sources.language_model, one_file)
     examples = bring_in(recipe, "quality_examples", recipe.sources.quality_examples)
     quality = quality_classifier(recipe.quality_classifier, examples)
     toxicity, nsfw = _classifier(recipe, "toxicity"), _classifier(recipe, "nsfw")
@@ -44,7 +47,7 @@ def curate(recipe: PipelineConfig) -> Curated:
         nsfw,
         optional(recipe, "block_lists"),
     )
-    selected = select(recipe.select, measured)
+    selected = select(recipe.select, measured, check=partial(check_bounds, recipe))
     unique = dedup(recipe.dedup, selected, _earlier_crawls(recipe))
     classifiers = [model for model in (quality, toxicity, nsfw) if model is not None]
     stages: list[Artifact] = [origin, documents, *classifiers, measured, selected, unique]
@@ -101,6 +104,18 @@ def benchmarks(recipe: PipelineConfig) -> Source:
     return bring_in(recipe, "benchmarks", recipe.sources.benchmarks)
 
 
-def bring_in(recipe: PipelineConfig, name: str, spec: SourceSpec) -> Source:
-    """Return a source, its files pinned as they are now."""
-    return source.pinned(pin(name, spec, Path(recipe.base)))
+def bring_in(
+    recipe: PipelineConfig,
+    name: str,
+    spec: SourceSpec,
+    check: Callable[[str, list[str]], None] | None = None,
+) -> Source:
+    """Return a source, its files pinned as they are now.
+
+    Args:
+        check: takes the source's and the files' names; raises what its reader would.
+    """
+    pinned = pin(name, spec, Path(recipe.base))
+    if check is not None:
+        check(name, [file.name for file in pinned.config.files])
+    return source.pinned(pinned)

@@ -120,7 +120,8 @@ def rerun(
         approve: suspend until someone resumes this run in the UI; to refuse, cancel it.
     """
     loaded = parse_recipe(recipe)
-    publish_plan(flow, loaded, selection, plan_run(flow, loaded, selection))
+    steps = plan_run(flow, loaded, selection, here=False)  # on a machine of its deployment's pool
+    publish_plan(flow, loaded, selection, steps)
     if approve:
         suspend_flow_run(key="approval", timeout=7 * 24 * 3600)
     submit(flow, loaded, selection, asked_by=flow_run.get_id() or "")

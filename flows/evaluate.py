@@ -1,9 +1,14 @@
 """Checkpoints to scores with standard errors."""
 
+from functools import partial
+from pathlib import Path
+
 from flows.align import align
+from flows.checks import task_files
 from flows.curate import benchmarks
 from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
+from lmpipe.artifacts.source import pin
 from lmpipe.artifacts.types import Checkpoint, Scores
 from tasks import evaluation
 
@@ -15,8 +20,10 @@ def evaluate(recipe: PipelineConfig, checkpoints: list[Checkpoint] | None = None
     if checkpoints is None:
         base = pretrain(recipe)
         checkpoints = [base, *align(recipe, base)]
-    items = benchmarks(recipe)
+    tasks, spec = recipe.evaluate.tasks, recipe.sources.benchmarks
+    files = [file.name for file in pin("benchmarks", spec, Path(recipe.base)).config.files]
+    items, check = benchmarks(recipe), partial(task_files, tasks, files)
     return [
-        evaluation.evaluate(recipe.evaluate, checkpoint, items, label=kind)
+        evaluation.evaluate(recipe.evaluate, checkpoint, items, label=kind, check=check)
         for kind, checkpoint in zip(KINDS, checkpoints, strict=True)
     ]

@@ -3,10 +3,10 @@
 from flows.align import align
 from flows.curate import curate, optional
 from flows.evaluate import evaluate
+from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
 from flows.tokenize import tokenize
 from lmpipe.artifacts.types import Report
-from tasks import training
 from tasks.evaluation import report
 from tasks.tokenization import vocabulary
 
@@ -17,7 +17,7 @@ def pipeline(recipe: PipelineConfig) -> Report:
     tokens = tokenize(recipe, curated)
     documents, gpt2 = curated.documents, optional(recipe, "gpt2")
     measured = vocabulary(recipe.vocabulary, documents, tokens.tokenizer, tokens.shards, gpt2)
-    base = training.pretrain(recipe.pretrain, tokens.shards, tokens.tokenizer, tokens.others)
+    base = pretrain(recipe, tokens)
     aligned = align(recipe, base)
     scores = evaluate(recipe, [base, *aligned])
     artifacts = [*curated.stages, tokens.tokenizer, tokens.shards, measured]

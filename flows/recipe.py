@@ -333,11 +333,12 @@ def check_recipe(raw: dict[str, Any], origin: str) -> PipelineConfig:
         raise ConfigError(f"{origin} is not a valid recipe:\n" + "\n".join(lines)) from error
     for stage, update in recipe.stage_runtime.items():
         if stage not in PipelineConfig.model_fields:
-            raise ConfigError(_unknown(("stage_runtime", stage), list(PipelineConfig.model_fields)))
+            known = list(PipelineConfig.model_fields)
+            raise ConfigError(_unknown(("stage_runtime", stage), known, update))
         for key in update:
             if key not in Runtime.model_fields:
                 where = ("stage_runtime", stage, key)
-                raise ConfigError(_unknown(where, list(Runtime.model_fields)))
+                raise ConfigError(_unknown(where, list(Runtime.model_fields), update[key]))
         try:
             Runtime.model_validate({**recipe.runtime.model_dump(), **update})
         except ValidationError as error:
@@ -376,7 +377,7 @@ def _explain(detail: dict[str, Any]) -> str:
     """Turn one pydantic error into key, value, what is allowed, and the nearest spelling."""
     where = tuple(detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return "  " + _unknown(where, _keys_at(where[:-1]))
+        return Redactor({}).text("  " + _unknown(where, _keys_at(where[:-1]), detail["input"]))
     key = ".".join(str(part) for part in where)
     if detail["type"] == "value_error":  # our own words, which say what was given
         return Redactor({}).text(f"  {key}: {detail['msg'].removeprefix('Value error, ')}")
@@ -384,23 +385,39 @@ def _explain(detail: dict[str, Any]) -> str:
     return Redactor({}).text(f"  {key}: {detail['msg']}{given}")
 
 
-def _unknown(where: tuple[Any, ...], known: list[str]) -> str:
+def _unknown(where: tuple[Any, ...], known: list[str], given: Any) -> str:
     hint = did_you_mean(str(where[-1]), sorted(known))
-    return f"{'.'.join(str(part) for part in where)}: unknown key; {hint}"
+    remedy = "" if hint.startswith("did you mean") else "; use one of these, or take the key out"
+    key = ".".join(str(part) for part in where)
+    return f"{key}: unknown key; {hint}{remedy} (got {str(given)[:80]!r})"
 
 
 def _keys_at(where: tuple[Any, ...]) -> list[str]:
     """Return the keys that a recipe may have at a place."""
-    models: list[type[BaseModel]] = [PipelineConfig]
+    places: list[Any] = [PipelineConfig]
     for part in where:
-        fields = [m.model_fields[part] for m in models if part in m.model_fields]
-        models = [m for field in fields for m in _models_in(field.annotation)]
-    return [key for model in models for key in model.model_fields]
+        places = [inner for place in places for inner in _below(place, part)]
+    return [key for place in places if _is_model(place) for key in place.model_fields]
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if isinstance(annotation, types.UnionType) or typing.get_args(annotation):
-        return [m for part in typing.get_args(annotation) for m in _models_in(part)]
-    return []
+def _below(annotation: Any, part: Any) -> list[Any]:
+    """Return the types of what lies at a key, or a number, of a value of some type."""
+    if _is_model(annotation):
+        field = annotation.model_fields.get(part)
+        return _alternatives(field.annotation) if field is not None else []
+    arguments = [argument for argument in typing.get_args(annotation) if argument is not ...]
+    return _alternatives(arguments[-1]) if arguments else []  # a mapping's value, a list's item
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """Return a type, or those of which a value may have any."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if origin in (types.UnionType, typing.Union):
+        return [a for part in typing.get_args(annotation) for a in _alternatives(part)]
+    return [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -53,14 +53,22 @@ class Silent:
         """Ignore."""
 
 
-def look_ahead(flow: str, recipe: PipelineConfig, selection: Selection) -> list[Step]:
-    """Return what would become of each step."""
-    return plan(partial(COMPOSITIONS[flow], recipe), recipe.settings(), selection)
+def look_ahead(
+    flow: str, recipe: PipelineConfig, selection: Selection, here: bool = True
+) -> list[Step]:
+    """Return what would become of each step; `here`: on this machine."""
+    return plan(partial(COMPOSITIONS[flow], recipe), recipe.settings(), selection, here)
 
 
-def plan_run(flow: str, recipe: PipelineConfig, selection: Selection) -> list[Step]:
-    """Return what would become of each step, or raise what would stop the run at once."""
-    steps = look_ahead(flow, recipe, selection)
+def plan_run(
+    flow: str, recipe: PipelineConfig, selection: Selection, here: bool = True
+) -> list[Step]:
+    """Return what would become of each step, or raise what would stop the run.
+
+    Args:
+        here: whether this machine is the one that will run it.
+    """
+    steps = look_ahead(flow, recipe, selection, here)
     check_runnable(steps, selection)
     return steps
 

@@ -5,10 +5,10 @@ call asks the current conductor, and the planner answers with what it knows from
 bridge builds what is missing. So there is no second description of the graph that could differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, cast
 
 from lmpipe.artifacts.source import PinnedSource
@@ -41,6 +41,7 @@ class Call(Generic[A]):
     inputs: tuple[Any, ...]
     name: str
     runtime: dict[str, Any] = field(default_factory=dict)
+    check: Callable[[], None] | None = field(default=None, compare=False)
 
 
 class Conductor(Protocol):
@@ -112,27 +113,33 @@ class StageTask(Generic[A]):
         self.stage = stage
         self.policy = policy
 
-    def __call__(self, config: StageConfig, *inputs: Any, label: str = "") -> A:
+    def __call__(
+        self,
+        config: StageConfig,
+        *inputs: Any,
+        label: str = "",
+        check: Callable[[], None] | None = None,
+    ) -> A:
         """Return the stage's artifact.
 
         Args:
             config: what the stage does.
             inputs: artifacts in the order of the stage's signature.
             label: tells several uses of one stage in a flow apart.
+            check: raises ConfigError for what this stage would find in the rest of the recipe only
+                when it runs; a plan calls it if the stage is to be built.
         """
-        return self._call(config, inputs, label, {})
+        return self._call(Call(self.stage, self.policy, config, inputs, label, check=check))
 
-    def _call(
-        self, config: StageConfig, inputs: tuple[Any, ...], label: str, runtime: dict[str, Any]
-    ) -> A:
+    def _call(self, call: Call[A]) -> A:
         conductor = _current.get()
         if conductor is None:
             raise ConfigError(
                 f"{self.stage.name} was called outside a run; use `lmpipe run`, or "
                 "lmpipe.artifacts.build.build in a notebook"
             )
-        name = f"{self.stage.name}[{label}]" if label else self.stage.name
-        return conductor.call(Call(self.stage, self.policy, config, inputs, name, runtime))
+        name = f"{self.stage.name}[{call.name}]" if call.name else self.stage.name
+        return conductor.call(replace(call, name=name))
 
 
 class SourceTask(StageTask[Source]):
@@ -141,4 +148,5 @@ class SourceTask(StageTask[Source]):
     def pinned(self, pinned: PinnedSource) -> Source:
         """Return the source artifact of pinned files."""
         runtime = {"locations": pinned.locations, "copy_sources": pinned.copy_files}
-        return self._call(pinned.config, (), pinned.config.name, runtime)
+        call = Call(self.stage, self.policy, pinned.config, (), pinned.config.name, runtime)
+        return self._call(call)

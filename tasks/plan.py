@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from lmpipe.artifacts.lookup import identify, nearest, read_manifest
-from lmpipe.artifacts.stage import A, Inputs, Role
+from lmpipe.artifacts.stage import A, Inputs, Role, given_roles
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Artifact, open_artifact
 from lmpipe.errors import ConfigError, InputError
+from lmpipe.runtime.preflight import check_machine
 from tasks.conductor import Call, Settings, conducted_by
 from tasks.selection import Selection
 
@@ -48,12 +49,19 @@ class Planned:
 
 
 class Planner:
-    """A conductor that looks and builds nothing; `steps` holds what it saw."""
+    """A conductor that looks and builds nothing; `steps` holds what it saw.
 
-    def __init__(self, settings: Settings, selection: Selection, allowed: set[str]) -> None:
+    Args:
+        here: whether this machine is the one that will run it, and can say what it has.
+    """
+
+    def __init__(
+        self, settings: Settings, selection: Selection, allowed: set[str], here: bool = True
+    ) -> None:
         self._settings = settings
         self._selection = selection
         self._allowed = allowed
+        self._here = here
         self.steps: list[Step] = []
 
     def call(self, call: Call[A]) -> A:
@@ -63,7 +71,22 @@ class Planner:
         result = self._below(call, bound, waiting) if waiting else self._look(call, bound)
         step = result.step if isinstance(result, Planned) else self._hit(call, result)
         self.steps.append(step)
+        if step.status in ("RUN", "PENDING"):
+            self._check(call, bound)
         return cast(A, result)
+
+    def _check(self, call: Call[Any], bound: Inputs) -> None:
+        """Raise ConfigError for what the stage would refuse when its turn comes."""
+        runtime = self._settings.runtime_of(call) if self._here else None
+        try:
+            if call.check is not None:
+                call.check()
+            if runtime is not None:
+                check_machine(runtime)
+            if call.stage.check is not None:
+                call.stage.check(call.config, given_roles(bound), runtime)
+        except ConfigError as error:
+            raise ConfigError(f"{call.name} would fail: {error}") from error
 
     def finish(self) -> None:
         """Have nothing to say: `check_runnable` looks at the steps."""
@@ -172,15 +195,21 @@ def step_names(compose: Callable[[], Any]) -> list[str]:
     return namer.names
 
 
-def plan(compose: Callable[[], Any], settings: Settings, selection: Selection) -> list[Step]:
+def plan(
+    compose: Callable[[], Any], settings: Settings, selection: Selection, here: bool = True
+) -> list[Step]:
     """Return what would become of each step of a flow.
 
     Args:
         compose: calls the stages; it is called twice and must do nothing else.
         settings: where artifacts lie and how stages run.
         selection: what may be built.
+        here: whether this machine is the one that will run it.
+
+    Raises:
+        ConfigError: a stage that is to be built would fail by its config or this machine.
     """
-    planner = Planner(settings, selection, selection.allowed(step_names(compose)))
+    planner = Planner(settings, selection, selection.allowed(step_names(compose)), here)
     with conducted_by(planner):
         compose()
     return planner.steps

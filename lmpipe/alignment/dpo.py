@@ -20,6 +20,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.runtime import Runtime
+from lmpipe.training.launch import check_ranks
 
 
 class DpoConfig(AlignmentConfig):
@@ -41,7 +42,12 @@ class DpoConfig(AlignmentConfig):
     num_steps: int = Field(40, ge=1, le=10_000_000, description="Optimizer steps.")
 
 
-@stage(version=2, kind="statistical")
+def check_start(config: DpoConfig, given: frozenset[str], runtime: Runtime | None) -> None:
+    """Refuse ranks that cannot be had, or have no equal shares."""
+    check_ranks(runtime, **{"dpo.pairs_per_step": config.pairs_per_step})
+
+
+@stage(version=2, kind="statistical", check=check_start)
 def dpo(
     out: Output[Checkpoint], config: DpoConfig, policy: Checkpoint, *, runtime: Runtime
 ) -> Checkpoint:

@@ -17,6 +17,7 @@ from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
+from lmpipe.training.launch import check_ranks
 
 
 class GrpoConfig(AlignmentConfig):
@@ -71,7 +72,13 @@ class GrpoConfig(AlignmentConfig):
         return self
 
 
-@stage(version=2, kind="statistical")
+def check_start(config: GrpoConfig, given: frozenset[str], runtime: Runtime | None) -> None:
+    """Refuse ranks that cannot be had, or have no equal shares."""
+    rollouts = config.prompts_per_step * config.rollouts_per_prompt
+    check_ranks(runtime, **{"grpo.prompts_per_step × rollouts_per_prompt": rollouts})
+
+
+@stage(version=2, kind="statistical", check=check_start)
 def grpo(
     out: Output[Checkpoint], config: GrpoConfig, policy: Checkpoint, *, runtime: Runtime
 ) -> Checkpoint:

@@ -28,11 +28,11 @@ from lmpipe.alignment.rollouts import (
     summarise,
 )
 from lmpipe.alignment.task import problems
-from lmpipe.errors import ConfigError
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.huggingface import load_model, save_weights
 from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks
+from lmpipe.training.launch import equal_share
 from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
@@ -118,13 +118,7 @@ class PolicyRun(Generic[C]):
         Raises:
             ConfigError: the ranks cannot have equal shares.
         """
-        ranks = self.context.world_size
-        if count % ranks:
-            raise ConfigError(
-                f"{what}={count} must divide by the {ranks} ranks; "
-                f"try {count + ranks - count % ranks}"
-            )
-        return count // ranks
+        return equal_share(count, self.context.world_size, what)
 
     def micro_batch_size(self, length: int) -> int:
         """Return sequences per forward pass: as Runtime says, or by a token budget."""

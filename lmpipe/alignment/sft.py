@@ -26,6 +26,7 @@ from lmpipe.benchmarks.contamination import (
 )
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
+from lmpipe.training.launch import check_ranks
 
 
 class SftConfig(AlignmentConfig):
@@ -58,7 +59,17 @@ def contamination_gate(
     return merge([seen, check(own, limit, accepted, "sft")])
 
 
-@stage(version=2, kind="statistical", gate=contamination_gate)
+def check_start(config: SftConfig, given: frozenset[str], runtime: Runtime | None) -> None:
+    """Refuse a run with nothing to learn from, or ranks that cannot be had."""
+    if config.num_examples == 0 and "conversations" not in given:
+        raise ConfigError(
+            "sft.num_examples=0 and no conversations: there is nothing to learn from; set "
+            "sft.num_examples to at least 1, or give the stage a source of conversations"
+        )
+    check_ranks(runtime, **{"sft.rows_per_step": config.rows_per_step})
+
+
+@stage(version=2, kind="statistical", gate=contamination_gate, check=check_start)
 def sft(
     out: Output[Checkpoint],
     config: SftConfig,
@@ -78,8 +89,6 @@ def sft(
     """
     from lmpipe.alignment.launch import run_alignment
 
-    if config.num_examples == 0 and conversations is None:
-        raise ConfigError("sft has nothing to learn: set num_examples or give it conversations")
     contamination = contamination_gate(config, base, conversations)
     given = conversations.names() if conversations else []
     names = [name for name in given if name.rsplit("/", 1)[-1] != FILE]

@@ -27,7 +27,7 @@ from lmpipe.artifacts.lookup import (
 from lmpipe.artifacts.manifest import Manifest, Origin
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.provenance import cpu_seconds, gpu_hours, now, provenance
-from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig
+from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig, given_roles
 from lmpipe.artifacts.store import Store, names_full_disk
 from lmpipe.artifacts.tombstone import claim, names_any
 from lmpipe.artifacts.types import open_artifact
@@ -77,6 +77,7 @@ def build(
 
     Raises:
         InputError: the stage's gate refuses the inputs, whether the artifact is there or not.
+        ConfigError: the stage's check refuses the config or the runtime.
         LockLost: another builder took over; nothing was published.
     """
     inputs = stage.complete(inputs)
@@ -85,6 +86,8 @@ def build(
     stage.admit(config, inputs)
     if not force and (found := find(stage, artifact, store, runtime)) is not None:
         return found
+    if stage.check is not None:
+        stage.check(config, given_roles(inputs), runtime)
 
     def on_wait(holder: str) -> None:
         sink(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import ConfigError, StoreError
+from lmpipe.errors import StoreError
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.preflight import check_machine
 
 if TYPE_CHECKING:
     from datatrove.executor.base import PipelineExecutor
@@ -86,11 +87,7 @@ def _slurm(
     task: ShardTask, tasks: int, workers: int, logs: str, runtime: Runtime
 ) -> "PipelineExecutor":
     """Return an executor that submits one job array and waits for it to end (`sbatch --wait`)."""
-    if not runtime.scratch or not runtime.slurm_partition:
-        raise ConfigError(
-            "runtime.executor=slurm needs runtime.slurm_partition, and runtime.scratch on a file"
-            " system that the nodes share: the jobs read their work there"
-        )
+    check_machine(runtime)
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
     _silence_executor()

@@ -185,8 +185,17 @@ def _expand(pattern: str, base: Path, name: str) -> list[str]:
 
 
 def _glob(base: Path, pattern: str) -> list[str]:
-    """Return the files that match a pattern; an absolute pattern ignores the base."""
-    whole = str(Path(glob.escape(str(base))) / Path(pattern).expanduser())
+    """Return the files that match a pattern; an absolute pattern ignores the base.
+
+    What exists under its very name is itself: `[2024] crawl.jsonl` is no class of letters then.
+    """
+    parts = (base / Path(pattern).expanduser()).parts
+    literal = Path(parts[0])
+    num_literal = 1
+    while num_literal < len(parts) and os.path.lexists(literal / parts[num_literal]):
+        literal /= parts[num_literal]
+        num_literal += 1
+    whole = str(Path(glob.escape(str(literal)), *parts[num_literal:]))
     found = glob.glob(whole, recursive=True)  # noqa: PTH207 absolute ones too
     return sorted(place for place in found if Path(place).is_file())
 

@@ -23,10 +23,12 @@ from pydantic import BaseModel, ConfigDict
 
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError
+from lmpipe.runtime import Runtime
 
 A = TypeVar("A", bound=Artifact)
 Kind = Literal["exact", "statistical"]
 Inputs = dict[str, Artifact | list[Artifact] | None]
+Check = Callable[[Any, frozenset[str], Runtime | None], None]
 
 _UNORDERED = (set, frozenset)
 
@@ -83,6 +85,7 @@ class Stage(Generic[A]):
     output_type: type[A]
     function: Callable[..., A]
     gate: Callable[..., Any] | None = None
+    check: Check | None = None
 
     def admit(self, config: StageConfig, inputs: Inputs) -> None:
         """Let the stage's gate look at its inputs, before what was made from them is used.
@@ -136,7 +139,11 @@ class Stage(Generic[A]):
 
 
 def stage(
-    *, version: int, kind: Kind, gate: Callable[..., Any] | None = None
+    *,
+    version: int,
+    kind: Kind,
+    gate: Callable[..., Any] | None = None,
+    check: Check | None = None,
 ) -> Callable[[Callable[..., A]], Stage[A]]:
     """Declare the decorated function as a stage.
 
@@ -147,6 +154,9 @@ def stage(
         gate: takes config and inputs as the stage does and raises InputError for inputs that must
             not be used. It also stands before an artifact that is found: what is known of equal
             bytes may have changed since.
+        check: takes the config, the roles that are given, and the runtime (None: it will run on
+            another machine), and raises ConfigError for what the stage would refuse only after the
+            stages before it have run. A plan calls it, and so does the stage's own process.
     """
 
     def declare(function: Callable[..., A]) -> Stage[A]:
@@ -166,9 +176,15 @@ def stage(
             output_type=hints["return"],
             function=function,
             gate=gate,
+            check=check,
         )
 
     return declare
+
+
+def given_roles(inputs: Mapping[str, Any]) -> frozenset[str]:
+    """Return the roles that something plays."""
+    return frozenset(role for role, value in inputs.items() if value)
 
 
 def _role(name: str, hint: Any) -> Role:

@@ -23,6 +23,7 @@ from lmpipe.artifacts.types import Checkpoint, Scores, Source
 from lmpipe.errors import did_you_mean
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names, resolve_device
+from lmpipe.runtime.preflight import check_device
 
 if TYPE_CHECKING:
     from lmpipe.evaluation.adapter import DecoderLM
@@ -62,7 +63,22 @@ class EvaluateConfig(StageConfig):
         return tasks
 
 
-@stage(version=1, kind="statistical")
+def data_files(task: str) -> dict[str, str]:
+    """Return the files that a task reads, by split."""
+    import yaml
+
+    config = yaml.safe_load((TASK_FOLDER / f"{task}.yaml").read_text("utf-8"))
+    files: dict[str, str] = config["dataset_kwargs"]["data_files"]
+    return files
+
+
+def check_start(config: EvaluateConfig, given: frozenset[str], runtime: Runtime | None) -> None:
+    """Refuse a device that this machine does not have."""
+    if runtime is not None:
+        check_device(runtime)
+
+
+@stage(version=1, kind="statistical", check=check_start)
 def evaluate(
     out: Output[Scores],
     config: EvaluateConfig,

@@ -22,6 +22,7 @@ from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
+from lmpipe.training.launch import check_ranks
 
 if TYPE_CHECKING:
     from lmpipe.scaling.fit import ComputeLaw, Floats, LossLaw, Runs
@@ -112,7 +113,12 @@ class ScaleConfig(StageConfig):
         return self.learning_rate * math.pow(self.model.d_model / width, self.width_exponent)
 
 
-@stage(version=1, kind="statistical")
+def check_start(config: ScaleConfig, given: frozenset[str], runtime: Runtime | None) -> None:
+    """Refuse ranks that cannot be had."""
+    check_ranks(runtime)
+
+
+@stage(version=1, kind="statistical", check=check_start)
 def scale(
     out: Output[ScalingFit],
     config: ScaleConfig,

@@ -29,6 +29,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.errors import ConfigError, InputError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names, num_gpus, resolve_device
+from lmpipe.runtime.preflight import check_device
 from lmpipe.runtime.processes import describe_exit, end_trees
 
 GRACE_SECONDS = 5.0
@@ -74,6 +75,7 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
         ConfigError: the runtime asks for what cannot be started, or a rank raised it.
         TrainingError: a rank died; says which, how, and its last lines of stderr.
     """
+    check_device(runtime)
     device = resolve_device(runtime)
     num_ranks = resolve_num_ranks(runtime, device)
     if device == "cuda":
@@ -104,24 +106,84 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
             _end(ranks)
 
 
+def check_ranks(runtime: Runtime | None, **counts: int) -> None:
+    """Refuse what `run_ranks` or its ranks would: see there.
+
+    Args:
+        runtime: None where another machine will run them.
+        counts: what the ranks share evenly in a step.
+
+    Raises:
+        ConfigError: names the key, what it got and the remedy.
+    """
+    if runtime is None:
+        return
+    check_device(runtime)
+    device = resolve_device(runtime)
+    if device == "cuda" and runtime.zero_stage == 0:
+        raise ConfigError(
+            "runtime.zero_stage=0 in bf16 keeps no fp32 master weights; use 1, 2 or 3"
+        )
+    ranks = resolve_num_ranks(runtime, device)
+    for what, count in counts.items():
+        equal_share(count, ranks, what)
+
+
+def equal_share(count: int, ranks: int, what: str) -> int:
+    """Return a rank's share of a step.
+
+    Raises:
+        ConfigError: the ranks cannot have equal shares.
+    """
+    if count % ranks:
+        raise ConfigError(
+            f"{what}={count} must divide by the {ranks} ranks; "
+            f"try {count + ranks - count % ranks}, or another runtime.ranks"
+        )
+    return count // ranks
+
+
 def resolve_num_ranks(runtime: Runtime, device: str) -> int:
     """Return the ranks to start on this host: those asked for, else one per GPU, or cpu_ranks."""
+    available = num_gpus() if device == "cuda" else 0
     if runtime.hostfile:
-        hosts = parse_hostfile(Path(runtime.hostfile).read_text(encoding="utf-8"))
+        hosts = _read_hostfile(runtime.hostfile)
         others = [host for host, _ in hosts if host not in ("localhost", socket.gethostname())]
         if others:
             raise ConfigError(
-                f"hostfile={runtime.hostfile} names {', '.join(others)}: training on several hosts "
-                "is not supported yet; leave hostfile empty and use the GPUs of one host"
+                f"runtime.hostfile={runtime.hostfile} names {', '.join(others)}: training on "
+                "several hosts is not supported yet; leave hostfile empty and use one host's GPUs"
             )
         slots = sum(slots for _, slots in hosts)
         if runtime.ranks not in (0, slots):
-            raise ConfigError(f"ranks={runtime.ranks} but the hostfile has {slots} slots; set one")
+            raise ConfigError(
+                f"runtime.ranks={runtime.ranks}, but runtime.hostfile={runtime.hostfile} has "
+                f"{slots} slots; set one of them"
+            )
+        if slots > available > 0:
+            raise ConfigError(
+                f"runtime.hostfile={runtime.hostfile} has {slots} slots, this host has {available} "
+                "GPUs; use at most as many"
+            )
         return slots
-    available = num_gpus() if device == "cuda" else 0
-    if device == "cuda" and runtime.ranks > available > 0:
-        raise ConfigError(f"ranks={runtime.ranks} is more than the {available} GPUs of this host")
+    if runtime.ranks > available > 0:
+        raise ConfigError(
+            f"runtime.ranks={runtime.ranks} is more than the {available} GPUs of this host; use at "
+            "most as many, or 0 for all"
+        )
     return runtime.ranks or available or runtime.cpu_ranks
+
+
+def _read_hostfile(path: str) -> list[tuple[str, int]]:
+    try:
+        return parse_hostfile(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"runtime.hostfile={path} cannot be read: {error}; name a text file of lines "
+            "`name slots=8`, or leave it empty for one host"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"runtime.hostfile={path}: {error}") from error
 
 
 def parse_hostfile(text: str) -> list[tuple[str, int]]:

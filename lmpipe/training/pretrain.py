@@ -24,7 +24,7 @@ from lmpipe.runtime import Runtime
 from lmpipe.tokenization.encoding import text_bytes_of_tokens
 from lmpipe.tokenization.index import SplitIndex, check_holds_a_sequence
 from lmpipe.tokenization.packing import PackingName, lay_out
-from lmpipe.training.launch import run_ranks
+from lmpipe.training.launch import check_ranks, run_ranks
 from lmpipe.training.mixing import MixtureConfig, check_token_sets, reference
 from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.schedule import Schedule, ScheduleName
@@ -172,7 +172,12 @@ def contamination_gate(
     )
 
 
-@stage(version=2, kind="statistical", gate=contamination_gate)
+def check_start(config: PretrainConfig, given: frozenset[str], runtime: Runtime | None) -> None:
+    """Refuse ranks that cannot be had; `stage` has the arguments."""
+    check_ranks(runtime)
+
+
+@stage(version=2, kind="statistical", gate=contamination_gate, check=check_start)
 def pretrain(
     out: Output[Checkpoint],
     config: PretrainConfig,

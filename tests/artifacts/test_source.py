@@ -81,6 +81,27 @@ def test_a_path_that_matches_nothing_is_named_with_where_it_was_looked_for(tmp_p
         pin("crawl", SourceSpec(paths=("package://not_there/x",)), tmp_path)
 
 
+def test_a_name_with_brackets_that_exists_is_that_file_and_no_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "crawl [a-b]"
+    folder.mkdir()
+    for name in ("[2024] crawl.jsonl", "2 crawl.jsonl", "what?.jsonl", "whats.jsonl"):
+        (folder / name).write_text(name)
+    (tmp_path / "crawl a").mkdir()
+    (tmp_path / "crawl a" / "other.jsonl").write_text("other")
+
+    def found(*paths: str) -> list[str]:
+        pinned = pin("s", SourceSpec(paths=paths), tmp_path)
+        return [file.name for file in pinned.config.files]
+
+    assert found("crawl [a-b]/[2024] crawl.jsonl") == ["[2024] crawl.jsonl"]
+    assert found(f"{folder}/what?.jsonl") == ["what?.jsonl"]
+    assert found("crawl [a-b]/[0-9] crawl.jsonl") == ["2 crawl.jsonl"]
+    assert found("crawl [a-b]/*.jsonl") == sorted(p.name for p in folder.iterdir())
+    assert found("crawl [ab]/*.jsonl") == ["other.jsonl"]
+    (folder / "[list].txt").write_text("[2024] crawl.jsonl\n")
+    assert found("@crawl [a-b]/[list].txt") == ["[2024] crawl.jsonl"]
+
+
 def test_two_files_of_one_name_are_refused(tmp_path: Path):
     files(tmp_path / "one", a="1")
     files(tmp_path / "two", a="2")

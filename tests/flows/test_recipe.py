@@ -136,6 +136,29 @@ def test_a_bad_change_is_refused_with_key_range_and_spelling(change: str, messag
         load_recipe("demo", [change]).settings()
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "pretrain.mixture={stages: [{main: 0.7}]}",
+            r"pretrain\.mixture\.stages\.0\.main: unknown key; known are fraction, weights; "
+            r"use one of these, or take the key out \(got '0\.7'\)",
+        ),
+        (
+            "sources.mixture={code: {path: a.jsonl}}",
+            r"sources\.mixture\.code\.path: unknown key; did you mean 'paths'\? \(got 'a",
+        ),
+        (
+            "stage_runtime.sft.rank=2",
+            r"stage_runtime\.sft\.rank: unknown key; .*'ranks'\? \(got '2'\)",
+        ),
+    ],
+)
+def test_an_unknown_key_in_a_list_or_mapping_says_what_is_known_there(change: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        load_recipe("demo", [change])
+
+
 def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'demo'"):
         load_recipe("dmeo")
@@ -172,7 +195,7 @@ def test_a_recipe_in_another_folder_keeps_the_sources_of_the_one_it_extends(tmp_
     )
 
     def sources(recipe: PipelineConfig) -> dict[str, str]:
-        steps = plan_run("pipeline", recipe, Selection())
+        steps = plan_run("curate", recipe, Selection())
         return {s.name: s.artifact for s in steps if s.stage == "source"}
 
     store = f"store.root={tmp_path}/store"
