@@ -9,8 +9,11 @@ import hashlib
 import json
 import secrets
 import shutil
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, cast
 
 from lmpipe.artifacts import local_copies
 from lmpipe.artifacts.manifest import FileRecord, Manifest
@@ -67,9 +70,21 @@ class Artifact:
         """Return a URL of one object that a browser can follow for a time."""
         return self.store.link(self.record(name).path, seconds)
 
+    @property
+    def remedy(self) -> str:
+        """What to do about an object that is not what was written."""
+        return (
+            f"`lmpipe verify {self.stage}/{self.id} --store {self.store.root}` lists what is "
+            f"damaged; build it again (lmpipe run … --force {self.stage})"
+        )
+
     def open(self, name: str) -> IO[bytes]:
-        """Open one object for reading."""
-        return self.store.open(self.record(name).path)
+        """Open one object for reading.
+
+        What cannot be decoded in a `with` block of the file raises StoreError naming the object.
+        """
+        opened = _Opened(self.store.open(self.record(name).path), f"{self!r} {name}", self.remedy)
+        return cast(IO[bytes], opened)
 
     def read_bytes(self, name: str) -> bytes:
         """Return one object whole."""
@@ -78,7 +93,8 @@ class Artifact:
 
     def read_json(self, name: str) -> Any:
         """Return one JSON object, parsed."""
-        return json.loads(self.read_bytes(name))
+        with self.open(name) as file:
+            return json.loads(file.read())
 
     def local(self, name: str) -> Path:
         """Return a local path with one object's bytes; a remote object is downloaded once."""
@@ -259,6 +275,46 @@ def open_artifact(
             f"{manifest.stage}/{manifest.id} is a {manifest.type}, unknown here; upgrade lmpipe"
         )
     return Source(store, manifest, locations) if kind is Source else kind(store, manifest)
+
+
+class _Opened:
+    """An open object whose `with` block turns the errors of decoders into one that names it.
+
+    Parquet, JSON and gzip readers know neither artifact nor object. All of them read from here, so
+    that no stage needs a word of its own.
+    """
+
+    def __init__(self, file: IO[bytes], place: str, remedy: str) -> None:
+        self._file, self._place, self._remedy = file, place, remedy
+
+    def __enter__(self) -> IO[bytes]:
+        return self._file.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+        if error is not None and _is_of_a_decoder(error):
+            raise StoreError(
+                f"{self._place} cannot be read ({str(error)[:200]}): it is damaged; {self._remedy}"
+            ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._file)
+
+
+def _is_of_a_decoder(error: BaseException) -> bool:
+    """Whether bytes could not be decoded; pyarrow says so by OSErrors without a number, too."""
+    if isinstance(error, OSError):
+        return error.errno is None
+    is_arrow = type(error).__module__.startswith("pyarrow")
+    return is_arrow or isinstance(error, json.JSONDecodeError | UnicodeDecodeError | zlib.error)
 
 
 def _beside(path: Path) -> Path:

@@ -3,7 +3,7 @@
 `decontaminate` leaves contamination.json in its artifact. Whoever trains on what was made from it
 calls `record_of`, which follows manifests upwards to that report; `check` then refuses data whose
 report is missing or over the recipe's limit. What a model was trained on travels with it:
-every checkpoint holds contamination.json, in which evaluation looks its items up. An item is a line
+every checkpoint holds contamination.json, in which evaluation looks its items up. An item is a row
 number, so the record names the digest of the lines that it counted: of any other file of that name
 it knows nothing.
 

@@ -129,11 +129,13 @@ def scale(
 ) -> ScalingFit:
     """Run the sweep in ranks, fit the law to all runs but the largest, and predict that one."""
     from lmpipe.tokenization.index import check_holds_a_sequence
+    from lmpipe.tokenization.shard_file import verify_shards
     from lmpipe.training.launch import run_ranks
     from lmpipe.training.mixing import reference
 
     for split in ("train", "validation"):
         check_holds_a_sequence(shards, split, config.model.max_seq_len, "scale.model.max_seq_len")
+    verify_shards(shards)
     vocab_size = int(tokenizer.read_json("meta.json")["vocab_size"])
     with out.previous_checkpoint(runtime) as previous:
         job = {

@@ -24,6 +24,7 @@ from lmpipe.runtime import Runtime
 from lmpipe.tokenization.encoding import text_bytes_of_tokens
 from lmpipe.tokenization.index import SplitIndex, check_holds_a_sequence
 from lmpipe.tokenization.packing import PackingName, lay_out
+from lmpipe.tokenization.shard_file import verify_shards
 from lmpipe.training.launch import check_ranks, run_ranks
 from lmpipe.training.mixing import MixtureConfig, check_token_sets, reference
 from lmpipe.training.optimizer import OptimizerSettings
@@ -193,7 +194,8 @@ def pretrain(
         others: the token sets of config.mixture but `main`, in the order of their names.
 
     Raises:
-        InputError: the data have no contamination report, or are over the limit.
+        InputError: the data have no contamination report, or are over the limit; a shard's tokens
+            are not those that were written.
         ConfigError: the mixture does not fit the token sets, or a split has no full sequence.
     """
     sets = [shards, *others]
@@ -203,6 +205,8 @@ def pretrain(
     whole = ("validation",) if config.packing == "best_fit" else ("train", "validation")
     for split in whole:
         check_holds_a_sequence(shards, split, config.sequence_length, "pretrain.sequence_length")
+    for part in sets:
+        verify_shards(part)
     meta = shards.read_json("meta.json")
     token_bytes = text_bytes_of_tokens(tokenizer)
     if token_bytes is None:

@@ -10,6 +10,8 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact
+from lmpipe.documents.read import count_rows, read_shard
+from lmpipe.errors import StoreError
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import CountConfig, count
 
@@ -64,3 +66,31 @@ def test_a_file_that_moved_is_found_in_the_folder_all_the_same(artifact: Artifac
         link.symlink_to(moved)
         moved.rename(moved.with_suffix(".txt"))
     assert read(artifact) == expected
+
+
+def test_what_cannot_be_decoded_names_artifact_object_and_verify(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    documents = build(count, CountConfig(), {}, store=store, runtime=Runtime())
+    name = documents.names()[0]
+    path = documents.local(name)
+    for damage in (b"\x01" * 600, b"PAR1" + b"\x01" * 600 + b"PAR1", b""):
+        path.write_bytes(damage)
+        for read in (
+            lambda: list(read_shard(documents, name)),
+            lambda: count_rows(documents, name),
+            lambda: documents.read_json(name),
+        ):
+            with pytest.raises(StoreError) as caught:
+                read()
+            for part in (f"({documents.stage}/{documents.id}) {name}", "is damaged",
+                         f"`lmpipe verify {documents.stage}/{documents.id}"):  # fmt: skip
+                assert part in str(caught.value)
+
+
+def test_errors_of_the_reader_itself_are_its_own(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    documents = build(count, CountConfig(), {}, store=store, runtime=Runtime())
+    with pytest.raises(KeyError), documents.open(documents.names()[0]):
+        raise KeyError("a key")
+    with pytest.raises(FileNotFoundError), documents.open(documents.names()[0]):
+        Path("/nowhere/at all").read_bytes()

@@ -321,3 +321,20 @@ def test_refuses_shards_whose_documents_nobody_searched(tmp_path: Path) -> None:
 def test_the_manifest_records_what_was_accepted(checkpoint: Checkpoint) -> None:
     assert checkpoint.metrics["contamination"]["accepted"] == ["unreported"]
     assert checkpoint.read_json("contamination.json")["missing"][0].startswith("counting_shards/")
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_tokens_that_are_not_those_that_were_written_never_train(tmp_path: Path, split: str):
+    store, quiet = Store(f"file://{tmp_path}"), Runtime()
+    shards = build(counting_shards, Nothing(), {}, store=store, runtime=quiet)
+    name = shards.names(f"{split}/")[-1]
+    with shards.local(name).open("r+b") as file:
+        file.seek(64)  # the header stays as it is
+        file.write(b"\x01" * (shards.record(name).bytes - 64))
+    inputs = {
+        "shards": shards,
+        "tokenizer": build(no_tokenizer, Nothing(), {}, store=store, runtime=quiet),
+    }
+    message = rf"checksum.*{shards.stage}/{shards.id} {name}: `lmpipe verify {shards.stage}/"
+    with pytest.raises(InputError, match=message):
+        build(pretrain, CONFIG, inputs, store=store, runtime=RUNTIME)
