@@ -30,6 +30,7 @@ from lmpipe.model.huggingface_families import (
     from_huggingface,
     to_fields,
     to_huggingface,
+    with_defaults,
 )
 
 WEIGHTS, CONFIG, WEIGHTS_INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
@@ -65,10 +66,9 @@ def export_model(source: Path, target: Path) -> str:
     """
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty; give a new folder")
-    config, fields = load_config(source), _read_fields(source)
+    config, fields = load_config(source), with_defaults(_read_fields(source))
     read = from_huggingface(_read_weights(source), fields)
-    if config.tied_embeddings:
-        read.pop("lm_head.weight", None)
+    read = dict(_decoder(read, config, source, "reference").state_dict())  # as many as it needs
     weights, exported = to_huggingface(read, config)
     _write(weights, exported | {"eos_token_id": fields.get("eos_token_id")}, target)
     for path in sorted(source.iterdir()):
@@ -118,6 +118,14 @@ def load_model(
     config = load_config(folder)
     read = from_huggingface(_read_weights(folder), _read_fields(folder))
     weights = {name: weight.to(device, dtype) for name, weight in read.items()}
+    return _decoder(weights, config, folder, attention).requires_grad_()
+
+
+def _decoder(
+    weights: Mapping[str, Tensor], config: ModelConfig, folder: Path, attention: Attention
+) -> Decoder:
+    """Return the config's decoder with these very tensors, no one missing and none left over."""
+    weights = dict(weights)
     if config.tied_embeddings:
         weights.pop("lm_head.weight", None)  # some writers repeat the tied matrix
     with torch.device("meta"):
@@ -126,7 +134,7 @@ def load_model(
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise InputError(f"{folder}: weights do not fit its config.json: {error}") from error
-    return model.requires_grad_()
+    return model
 
 
 def load_config(folder: Path) -> ModelConfig:

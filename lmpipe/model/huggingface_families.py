@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from lmpipe.errors import ConfigError, InputError
@@ -75,6 +76,68 @@ GEMMA2 = Family(
     frozenset({BOTH}),
 )
 FAMILIES = (LLAMA, QWEN3, ARCEE, SMOLLM3, GEMMA2)
+
+
+# What each class of transformers (4 and 5 alike) takes for a field that config.json leaves out.
+# Files do leave fields out: transformers 4 writes no value that is the common default, such as the
+# tie_word_embeddings of every tied SmolLM3. A test compares this table with the installed classes.
+_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": None,  # as many as num_attention_heads
+    "head_dim": None,  # hidden_size / num_attention_heads
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_theta": 10_000.0,
+    "eos_token_id": None,
+}
+_WINDOWS: dict[str, Any] = {
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "layer_types": None,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _DEFAULTS | {"eos_token_id": 2},
+    "qwen3": _DEFAULTS
+    | _WINDOWS
+    | {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+    "arcee": _DEFAULTS | {"hidden_act": "relu2", "eos_token_id": 128_001},
+    "smollm3": _DEFAULTS
+    | _WINDOWS
+    | {
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "rope_theta": 2_000_000.0,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        "eos_token_id": 128_001,
+    },
+    "gemma2": _DEFAULTS
+    | _WINDOWS
+    | {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,  # it has no such field
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "use_bidirectional_attention": None,
+        "eos_token_id": 1,
+    },
+}
+# sizes have defaults there too, but a file without them is cut short rather than of that size
+NEEDED = (
+    "vocab_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -243,12 +306,16 @@ def from_fields(fields: Mapping[str, Any], path: Path) -> ModelConfig:
         known = ", ".join(families)
         raise InputError(f"{path}: model_type={kind!r}, but the decoder has built in {known} only")
     family = families[kind]
-    num_heads = fields.get("num_attention_heads", 0)
-    head_size = fields.get("hidden_size", 0) // max(num_heads, 1)
+    missing = [name for name in NEEDED if fields.get(name) is None]
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(missing)}; add what the model was made with")
+    fields = with_defaults(fields)
+    num_heads = fields["num_attention_heads"]
+    head_size = fields["hidden_size"] // max(num_heads, 1)
     fixed = {  # what the decoder has built in: what the file says, what it must say
-        "attention_bias": (fields.get("attention_bias", False), False),
-        "mlp_bias": (fields.get("mlp_bias", False), False),
-        "head_dim": (fields.get("head_dim") or head_size, head_size),
+        "attention_bias": (fields["attention_bias"], False),
+        "mlp_bias": (fields["mlp_bias"], False),
+        "head_dim": (fields["head_dim"] or head_size, head_size),
         "use_bidirectional_attention": (
             fields.get("use_bidirectional_attention") or False,
             False,
@@ -263,19 +330,26 @@ def from_fields(fields: Mapping[str, Any], path: Path) -> ModelConfig:
             num_layers=fields["num_hidden_layers"],
             d_model=fields["hidden_size"],
             num_heads=num_heads,
-            num_kv_heads=fields.get("num_key_value_heads") or num_heads,
+            num_kv_heads=fields["num_key_value_heads"] or num_heads,
             d_ff=fields["intermediate_size"],
             max_seq_len=fields["max_position_embeddings"],
             norm_eps=fields["rms_norm_eps"],
-            tied_embeddings=fields.get("tie_word_embeddings", family is GEMMA2),
+            tied_embeddings=fields["tie_word_embeddings"],
             feed_forward=_activation(fields, family, path),
             qk_norm=family is QWEN3,
             **_rope(fields, family, path),
-            **(_windows(fields, path) if "window" in family.can else {}),
+            **(_windows(fields) if "window" in family.can else {}),
             **(_gemma(fields, head_size) if family is GEMMA2 else {}),
         )
     except KeyError as error:
         raise InputError(f"{path} lacks {error}") from error
+    except ValidationError as error:
+        raise InputError(f"{path}: {error.errors()[0]['msg']}") from error
+
+
+def with_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with what its class takes for fields that it leaves out."""
+    return {**DEFAULTS.get(fields.get("model_type", ""), {}), **fields}
 
 
 def from_huggingface(weights: Weights, fields: Mapping[str, Any]) -> Weights:
@@ -293,8 +367,7 @@ def from_huggingface(weights: Weights, fields: Mapping[str, Any]) -> Weights:
 
 def _activation(fields: Mapping[str, Any], family: Family, path: Path) -> str:
     key = "hidden_activation" if family is GEMMA2 else "hidden_act"
-    default = {"arcee": "relu2", "gemma2": "gelu_pytorch_tanh"}.get(family.model_type, "silu")
-    found = fields.get(key) or default
+    found = fields[key]
     options = ("gelu", "relu2") if family is ARCEE else ("swiglu", "geglu")
     for option in options:
         if ACTIVATIONS[option] == found:
@@ -306,10 +379,12 @@ def _activation(fields: Mapping[str, Any], family: Family, path: Path) -> str:
 def _rope(fields: Mapping[str, Any], family: Family, path: Path) -> dict[str, Any]:
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    usual = 2_000_000.0 if family is SMOLLM3 else 10_000.0
-    found: dict[str, Any] = {
-        "rope_base": rope.get("rope_theta") or fields.get("rope_theta") or usual
-    }
+    found: dict[str, Any] = {"rope_base": rope.get("rope_theta") or fields["rope_theta"]}
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise InputError(
+            f"{path}: partial_rotary_factor={rope['partial_rotary_factor']}, but the decoder turns "
+            "whole heads"
+        )
     if kind in ("linear", "yarn"):
         found |= {"rope_scaling": kind, "rope_scaling_factor": rope["factor"]}
     elif kind != "default":
@@ -330,8 +405,7 @@ def _rope(fields: Mapping[str, Any], family: Family, path: Path) -> dict[str, An
             )
     if family is SMOLLM3:
         layers = fields["num_hidden_layers"]
-        every = fields.get("no_rope_layer_interval", 4)
-        uses = fields.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
+        uses = _rope_layers(fields)
         if not any(uses):
             return {"positions": "none"}
         fitting = [
@@ -345,15 +419,34 @@ def _rope(fields: Mapping[str, Any], family: Family, path: Path) -> dict[str, An
     return found
 
 
-def _windows(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    window, layers = fields.get("sliding_window"), fields["num_hidden_layers"]
-    if fields.get("model_type") != "gemma2" and not fields.get("use_sliding_window", False):
-        window = None
-    kinds = fields.get("layer_types")
-    if not window or (kinds and WINDOWED not in kinds):
+def _rope_layers(fields: Mapping[str, Any]) -> list[int]:
+    """Return which of SmolLM3's layers have RoPE, as 1 or 0."""
+    every = fields["no_rope_layer_interval"]
+    found: list[int] | None = fields["no_rope_layers"]
+    layers = range(fields["num_hidden_layers"])
+    return [int((i + 1) % every != 0) for i in layers] if found is None else found
+
+
+def _layer_types(fields: Mapping[str, Any]) -> list[str]:
+    """Return each layer's kind: as the file says, or by its class's rule."""
+    if fields["layer_types"] is not None:
+        return list(fields["layer_types"])
+    layers = range(fields["num_hidden_layers"])
+    match fields["model_type"]:
+        case "qwen3":
+            is_windowed = [layer >= fields["max_window_layers"] for layer in layers]
+        case "smollm3":
+            is_windowed = [not has_rope for has_rope in _rope_layers(fields)]
+        case _:
+            is_windowed = [layer % 2 == 0 for layer in layers]
+    return [WINDOWED if windowed else FULL for windowed in is_windowed]
+
+
+def _windows(fields: Mapping[str, Any]) -> dict[str, Any]:
+    window, layers = fields["sliding_window"], fields["num_hidden_layers"]
+    kinds = _layer_types(fields)
+    if not window or not fields["use_sliding_window"] or WINDOWED not in kinds:
         return {}
-    if not kinds:
-        raise InputError(f"{path} has a sliding_window but no layer_types to say in which layers")
     letters = "".join("S" if kind == WINDOWED else "L" for kind in kinds)
     period = next(p for p in range(1, layers + 1) if (letters[:p] * layers)[:layers] == letters)
     return {"window": window, "window_pattern": letters[:period]}
@@ -364,6 +457,6 @@ def _gemma(fields: Mapping[str, Any], head_size: int) -> dict[str, Any]:
         "norm_position": "both",
         "embedding_multiplier": math.sqrt(fields["hidden_size"]),
         "attention_multiplier": math.sqrt(head_size / fields["query_pre_attn_scalar"]),
-        "attention_softcap": fields.get("attn_logit_softcapping") or 0.0,
-        "logit_softcap": fields.get("final_logit_softcapping") or 0.0,
+        "attention_softcap": fields["attn_logit_softcapping"] or 0.0,
+        "logit_softcap": fields["final_logit_softcapping"] or 0.0,
     }

@@ -9,6 +9,7 @@ from lmpipe.errors import ConfigError, InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.huggingface import export_model, load_config, load_model, save_model
+from lmpipe.model.huggingface_families import DEFAULTS, NEEDED, from_fields
 
 CONFIG = ModelConfig(
     vocab_size=101,
@@ -268,3 +269,105 @@ def test_models_made_by_transformers_give_the_same_logits_here(tmp_path: Path, k
     with torch.no_grad():
         expected_BTV = theirs(TOKENS_BT).logits
         torch.testing.assert_close(load_model(tmp_path)(TOKENS_BT), expected_BTV, rtol=0, atol=1e-4)
+
+
+KINDS = ("Llama", "Qwen3", "Arcee", "SmolLM3", "Gemma2")
+WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+
+
+def their_fields(kind: str, heads: int, **given: Any) -> dict[str, Any]:
+    """Every field of a small model's config.json, the defaults of its class filled in."""
+    import transformers
+
+    sizes: dict[str, Any] = {"vocab_size": 101, "num_hidden_layers": 4, "intermediate_size": 80}
+    sizes |= {"max_position_embeddings": 128, "num_key_value_heads": 2}
+    sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    head_dim = {"Qwen3": 128, "Gemma2": 256}.get(kind, 32)  # so that the file may leave it out
+    sizes |= {"num_attention_heads": heads, "hidden_size": heads * head_dim}
+    return dict(getattr(transformers, f"{kind}Config")(**sizes, **given).to_dict())
+
+
+def as_theirs(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    import transformers
+
+    return dict(getattr(transformers, f"{kind}Config").from_dict(dict(fields)).to_dict())
+
+
+@pytest.mark.parametrize("windows", [{}, WINDOWED], ids=["plain", "windows"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_left_out_is_what_its_class_takes_or_is_refused(
+    kind: str, windows: dict[str, Any]
+) -> None:
+    heads = DEFAULTS[kind.lower()]["num_key_value_heads"] or 4
+    takes = kind in ("Qwen3", "SmolLM3", "Gemma2")
+    full = their_fields(kind, heads, **(windows if takes else {}))
+    refused = set()
+    for name in full.keys() - {"model_type"}:
+        written = {field: value for field, value in full.items() if field != name}
+        try:
+            found = from_fields(written, Path("config.json"))
+        except InputError as error:
+            refused.add(name)
+            assert name in str(error)
+        else:
+            assert found == from_fields(as_theirs(kind, written), Path("config.json")), name
+    assert refused == set(NEEDED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_of_defaults_is_that_of_the_installed_classes(kind: str) -> None:
+    import transformers
+
+    made = getattr(transformers, f"{kind}Config")
+    for name, value in DEFAULTS[kind.lower()].items():
+        if name == "rope_theta":
+            assert as_theirs(kind, {})["rope_parameters"]["rope_theta"] == value
+        elif hasattr(made, name):
+            assert getattr(made, name) == value, name
+        else:  # a rule for all: no class that lacks the field computes anything else
+            assert value in (None, False) or (name, kind) in {
+                ("use_sliding_window", "Gemma2"),
+                ("hidden_act", "Gemma2"),
+            }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_that_leaves_out_all_it_may_gives_the_same_logits_here_and_exported(
+    tmp_path: Path, kind: str
+) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    full = their_fields(kind, 2, initializer_range=0.2)
+    model = getattr(transformers, f"{kind}ForCausalLM")
+    config = getattr(transformers, f"{kind}Config").from_dict(full)
+    model(config).save_pretrained(tmp_path / "written")
+    path = tmp_path / "written" / "config.json"
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    kept = (*NEEDED, *ids, "model_type", "architectures", "num_key_value_heads", "dtype")
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: fields.get(name) for name in kept}))
+
+    def theirs(folder: Path) -> Any:
+        opened = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager"
+        )
+        with torch.no_grad():
+            return opened(TOKENS_BT).logits
+
+    expected_BTV = theirs(tmp_path / "written")
+    with torch.no_grad():
+        ours_BTV = load_model(tmp_path / "written")(TOKENS_BT)
+    torch.testing.assert_close(ours_BTV, expected_BTV, rtol=0, atol=2e-4)
+    export_model(tmp_path / "written", tmp_path / "exported")
+    torch.testing.assert_close(theirs(tmp_path / "exported"), expected_BTV, rtol=0, atol=2e-4)
+
+
+def test_an_export_without_all_weights_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    save_model(Decoder(CONFIG).initialise(0), CONFIG, tmp_path / "ours")
+    path = tmp_path / "ours" / "config.json"
+    fields = json.loads(path.read_text()) | {"tie_word_embeddings": False}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match=r"lm_head\.weight"):
+        export_model(tmp_path / "ours", tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
