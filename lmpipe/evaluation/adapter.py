@@ -12,7 +12,11 @@ where the context's tokens begin it, and the two halves are encoded apart where 
 choice of a question is then scored after the same tokens. The price: after such a join the tokens
 are not those that the model saw in training.
 
-Every context starts with exactly one `<|endoftext|>`, as every training document does.
+Text is encoded as training encodes it: it never becomes a control token, whatever it spells. (With
+lm-eval's own adapter `<|endoftext|>` in a text becomes the token that ends documents, and another
+text is scored.) Every context starts with exactly one `<|endoftext|>`, put in by id, as every
+training document does; one that is cut on the left to fit the model's length loses it, and is
+counted.
 """
 
 from __future__ import annotations
@@ -67,6 +71,7 @@ class DecoderLM(LM):  # type: ignore[misc]
     """Answer lm-eval's requests with a decoder of ours.
 
     Args:
+        tokenizer: its `encode_special_tokens` is switched on here, for text to stay text.
         batch_tokens: padded positions of one forward pass.
         on_progress: called with (requests done, requests in all) of the running question.
     """
@@ -85,6 +90,7 @@ class DecoderLM(LM):  # type: ignore[misc]
         eos_id = tokenizer.token_to_id(eos)
         if eos_id is None:
             raise ConfigError(f"the tokenizer has no token {eos!r} to start a context with")
+        tokenizer.encode_special_tokens = True
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.eos, self.eos_id = eos, int(eos_id)
@@ -92,17 +98,17 @@ class DecoderLM(LM):  # type: ignore[misc]
         self.on_progress = on_progress or (lambda done, total: None)
         self._device = next(iter(model.parameters())).device
         self.num_split_joins = 0  # pairs whose tokens span the join of context and continuation
+        self.num_cut_contexts = 0  # contexts and prompts that lost their beginning to fit
 
     # --- text to tokens
 
     def encode(self, text: str) -> list[int]:
-        """Encode plain text, nothing added."""
+        """Encode plain text, nothing added; control tokens in it stay text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_context(self, text: str) -> list[int]:
         """Encode with exactly one end-of-text token in front."""
-        ids = self.encode(text)
-        return ids if ids[:1] == [self.eos_id] else [self.eos_id, *ids]
+        return [self.eos_id, *self.encode(text)]
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Split at the join; the context's trailing spaces belong to the continuation."""
@@ -140,6 +146,9 @@ class DecoderLM(LM):  # type: ignore[misc]
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Score each continuation after its context; an empty one is certain: (0, True)."""
         pairs = [self.encode_pair(*request.args) for request in requests]
+        for before, after in pairs:
+            room = max(1, self.max_length + 1 - len(after))
+            self.num_cut_contexts += bool(after) and len(before) > room
         return self._score([list(self.rows_of(before, after)) for before, after in pairs])
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
@@ -149,7 +158,11 @@ class DecoderLM(LM):  # type: ignore[misc]
         return [value for value, _ in self._score(rows)]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Write on from each context until a stop string, end of text, or the length limit."""
+        """Write on from each context until a stop string, end of text, or the length limit.
+
+        Raises:
+            ConfigError: a request asks for so many new tokens that its prompt has no room.
+        """
         groups: dict[Sampling, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             groups[parse_sampling(request.args[1])].append(index)
@@ -158,7 +171,7 @@ class DecoderLM(LM):  # type: ignore[misc]
         for sampling, indices in groups.items():
             prompts = {i: self._prompt(requests[i].args[0], sampling) for i in indices}
             indices = sorted(indices, key=lambda i: -len(prompts[i]))
-            width = len(prompts[indices[0]]) + self._new_tokens(sampling)
+            width = len(prompts[indices[0]]) + sampling.max_new_tokens
             batch = max(1, self.batch_tokens // width)
             for chunk in (indices[at : at + batch] for at in range(0, len(indices), batch)):
                 answers = self._generate([prompts[i] for i in chunk], sampling)
@@ -211,20 +224,27 @@ class DecoderLM(LM):  # type: ignore[misc]
             values, greedy = values[row.num_scored :], greedy[row.num_scored :]
         return results
 
-    def _new_tokens(self, sampling: Sampling) -> int:
-        return min(sampling.max_new_tokens, self.max_length - 1)
-
     def _prompt(self, context: str, sampling: Sampling) -> list[int]:
         """Encode, cut on the left so that the answer fits into the model's length."""
-        return self.encode_context(context)[-(self.max_length - self._new_tokens(sampling)) :]
+        room = self.max_length - sampling.max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"a request asks for max_gen_toks={sampling.max_new_tokens} new tokens of a model "
+                f"that takes {self.max_length} in all, which leaves no room for its prompt "
+                f"{context[:40]!r}; set max_gen_toks in the task's generation_kwargs to "
+                f"{self.max_length - 1} or less, and below that by as many tokens as prompts have"
+            )
+        tokens = self.encode_context(context)
+        self.num_cut_contexts += len(tokens) > room
+        return tokens[-room:]
 
     def _generate(self, prompts: list[list[int]], sampling: Sampling) -> list[str]:
-        single = [self.encode(stop) for stop in sampling.until]
-        stop_ids = [self.eos_id, *(ids[0] for ids in single if len(ids) == 1)]
+        stops = [self._stop_id(stop) for stop in sampling.until]
+        stop_ids = [self.eos_id, *(stop for stop in stops if stop is not None)]
         completions = generate(
             self.model,
             prompts,
-            max_new_tokens=self._new_tokens(sampling),
+            max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
@@ -232,9 +252,16 @@ class DecoderLM(LM):  # type: ignore[misc]
             seed=0,
             num_samples=1,
         )
+        said = [c.tokens[:-1] if c.tokens[-1:] == [self.eos_id] else c.tokens for c in completions]
         # special tokens are kept in the text: a stop string may be one of them
-        texts = [self.tokenizer.decode(c.tokens, skip_special_tokens=False) for c in completions]
-        return [cut_at_first(text, (*sampling.until, self.eos)) for text in texts]
+        texts = [self.tokenizer.decode(tokens, skip_special_tokens=False) for tokens in said]
+        return [cut_at_first(text, sampling.until) for text in texts]
+
+    def _stop_id(self, stop: str) -> int | None:
+        """Return the token that a stop string is: a control token, or a single one of text."""
+        ids = self.encode(stop)
+        added = {token.content: n for n, token in self.tokenizer.get_added_tokens_decoder().items()}
+        return added.get(stop, ids[0] if len(ids) == 1 else None)
 
 
 def parse_sampling(arguments: dict[str, Any]) -> Sampling:

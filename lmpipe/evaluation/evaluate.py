@@ -78,7 +78,7 @@ def check_start(config: EvaluateConfig, given: frozenset[str], runtime: Runtime 
         check_device(runtime)
 
 
-@stage(version=1, kind="statistical", check=check_start)
+@stage(version=2, kind="statistical", check=check_start)
 def evaluate(
     out: Output[Scores],
     config: EvaluateConfig,
@@ -114,6 +114,13 @@ def evaluate(
     out.write_json("contamination_flags.json", flags)
     out.metric("contamination", {name: entry["items"] for name, entry in flags.items()})
     out.metric("split_joins", model.num_split_joins)
+    out.metric("cut_contexts", model.num_cut_contexts)
+    if model.num_cut_contexts:
+        out.log(
+            f"{model.num_cut_contexts} contexts lost their beginning: they and their answers are "
+            f"longer than the model's {model.max_length} tokens",
+            "warning",
+        )
     out.table(
         "scores",
         [

@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 
 from lmpipe.errors import ConfigError
 from lmpipe.evaluation.adapter import DecoderLM, Row, cut_at_first, load_tokenizer, parse_sampling
+from lmpipe.inference.generate import Completion
 from tests.evaluation.tiny import make_tokenizer, save_tiny_llama
 
 TOKENIZER = make_tokenizer()
@@ -90,6 +91,23 @@ def test_a_context_starts_with_exactly_one_end_of_text_token() -> None:
         assert ids.count(lm.eos_id) == 1
 
 
+SPELLED = "The cat<|endoftext|> sits<|user|>."
+
+
+def test_control_tokens_spelled_in_a_text_stay_text_as_in_training() -> None:
+    from tests.alignment.toy import toy_tokenizer
+
+    lm = DecoderLM(Bigram(261), toy_tokenizer(), max_length=256)
+    controls = {lm.tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|user|>")}
+    before, after = lm.encode_pair(SPELLED, SPELLED)
+    assert before[0] == lm.eos_id
+    assert not controls & {*before[1:], *after, *lm.encode(SPELLED)}
+    assert bytes(lm.tokenizer.decode(before[1:]), "utf-8") == SPELLED.encode()
+    [value] = lm.loglikelihood_rolling(requests("loglikelihood_rolling", [(SPELLED,)]))
+    letters = [lm.encode(letter)[0] for letter in SPELLED]  # one merge: "So"
+    assert value == pytest.approx(by_hand(lm, [lm.eos_id, *letters]), rel=1e-5)
+
+
 def test_trailing_spaces_of_the_context_are_scored_with_the_continuation() -> None:
     lm = bigram_lm()
     assert lm.encode_pair("The cat ", "sits") == lm.encode_pair("The cat", " sits")
@@ -160,6 +178,40 @@ def test_scores_do_not_depend_on_the_batch() -> None:
     assert [v for v, _ in alone] == pytest.approx([v for v, _ in together], abs=1e-5)
 
 
+@pytest.mark.parametrize("max_gen_toks", [MAX_LENGTH, 256, 32_768])
+def test_a_request_that_leaves_no_room_for_its_prompt_is_refused(max_gen_toks: int) -> None:
+    asked = [("The cat", {"until": ["."], "max_gen_toks": max_gen_toks})]
+    says = rf"max_gen_toks={max_gen_toks} .* takes 48 in all.* 'The cat'; set .* to 47 or less"
+    with pytest.raises(ConfigError, match=says):
+        bigram_lm().generate_until(requests("generate_until", asked))
+
+
+def test_prompts_and_contexts_that_lose_their_beginning_are_counted(ours: DecoderLM) -> None:
+    ours.num_cut_contexts = 0
+    long = "Who sits where?" * 12
+    for text in ("The cat", long):
+        ours.generate_until(requests("generate_until", [(text, {"max_gen_toks": 8})]))
+        ours.loglikelihood(requests("loglikelihood", [(text, " sits"), (text, "")]))
+    assert ours.num_cut_contexts == 2
+
+
+def test_a_control_token_as_stop_string_stops_generation_at_its_id(
+    ours: DecoderLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    end = ours.tokenizer.token_to_id("<|end|>")
+
+    def generated(model: Any, prompts: Any, **arguments: Any) -> list[Completion]:
+        seen.update(arguments)
+        return [Completion(0, [*ours.encode("The cat<|endoftext|>"), end], [], True)]
+
+    monkeypatch.setattr("lmpipe.evaluation.adapter.generate", generated)
+    arguments = {"until": ["<|end|>", "dogs sit"], "max_gen_toks": 8}
+    [text] = ours.generate_until(requests("generate_until", [("Who", arguments)]))
+    assert seen["stop_ids"] == [ours.eos_id, end]
+    assert text == "The cat<|endoftext|>"  # spelled, not said: it ends nothing
+
+
 def test_stop_strings_may_be_one_string_or_a_list() -> None:
     assert parse_sampling({"until": "\n\n"}).until == ("\n\n",)
     assert parse_sampling({"until": ["\n\n", "Q:"]}).until == ("\n\n", "Q:")
@@ -187,7 +239,7 @@ def test_text_is_cut_at_the_earliest_stop_string() -> None:
 def test_the_same_tokens_split_elsewhere_are_another_question() -> None:
     """lm-eval's Hugging Face adapter answers both with the first one's number."""
     lm = bigram_lm()
-    pairs = [("<|endoftext|>The cat", " sits"), ("", "The cat sits")]
+    pairs = [("The cat", " sits"), ("", "The cat sits")]
     part, whole = (v for v, _ in lm.loglikelihood(requests("loglikelihood", pairs)))
     tokens = lm.encode_context("The cat sits")
     assert part == pytest.approx(by_hand(lm, tokens[len(lm.encode_context("The cat")) - 1 :]))
@@ -226,9 +278,9 @@ def theirs(llama: Path) -> Any:
 
 
 PAIRS = [
-    ("<|endoftext|>The cat", " sits on the mat."),
-    ("<|endoftext|>The dog ", "sits on the mats."),
-    ("<|endoftext|>" + "Who sits where? " * 12, "The cat."),
+    ("The cat", " sits on the mat."),
+    ("The dog ", "sits on the mats."),
+    ("Who sits where? " * 12, "The cat."),
     ("", "The dogs sit on the mats."),
     ("", "Ärger über Öl."),
 ]
@@ -236,7 +288,9 @@ PAIRS = [
 
 def test_log_likelihoods_agree_with_lm_evals_own_adapter(ours: DecoderLM, theirs: Any) -> None:
     mine = ours.loglikelihood(requests("loglikelihood", PAIRS))
-    others = theirs.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    # their adapter puts the token in front of an empty context only, and takes it from the text
+    marked = [(context and f"<|endoftext|>{context}", choice) for context, choice in PAIRS]
+    others = theirs.loglikelihood(requests("loglikelihood", marked), disable_tqdm=True)
     assert [v for v, _ in mine] == pytest.approx([v for v, _ in others], abs=2e-3)
     assert [g for _, g in mine] == [g for _, g in others]
 
@@ -254,8 +308,9 @@ def test_rolling_log_likelihoods_agree_with_lm_evals_own_adapter(
 
 def test_greedy_texts_agree_with_lm_evals_own_adapter(ours: DecoderLM, theirs: Any) -> None:
     arguments: dict[str, Any] = {"until": ["."], "max_gen_toks": 12, "do_sample": False}
-    asked = [("<|endoftext|>The cat", arguments), ("<|endoftext|>Who sits", arguments)]
+    asked: list[tuple[Any, ...]] = [("The cat", arguments), ("Who sits", arguments)]
     mine = ours.generate_until(requests("generate_until", asked))
+    asked = [(f"<|endoftext|>{text}", arguments) for text, _ in asked]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         others = theirs.generate_until(requests("generate_until", asked), disable_tqdm=True)
