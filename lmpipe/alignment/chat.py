@@ -88,6 +88,8 @@ class ChatTokenizer:
                 "among its special tokens"
             )
         self.begin, self.user, self.assistant, self.end = (int(t or 0) for t in ids.values())
+        added = tokenizer.get_added_tokens_decoder()
+        self.controls = frozenset(number for number, token in added.items() if token.special)
 
     @classmethod
     def load(cls, path: Path) -> ChatTokenizer:
@@ -106,8 +108,22 @@ class ChatTokenizer:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decode a completion, its markers left out."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """Decode a completion without the marker that ends the turn; any other one is spelled.
+
+        Leaving all out, the alternative, makes "1 2<|user|> 3" the answer "1 2 3", which no other
+        engine would show.
+        """
+        return str(self.tokenizer.decode(self._said(tokens), skip_special_tokens=False))
+
+    def is_plain(self, tokens: Sequence[int]) -> bool:
+        """Whether a completion is text alone, but for the one marker that ends the turn.
+
+        By ids, since text that spells a marker is text.
+        """
+        return self.controls.isdisjoint(self._said(tokens))
+
+    def _said(self, tokens: Sequence[int]) -> list[int]:
+        return list(tokens[:-1] if tokens and tokens[-1] == self.end else tokens)
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render a conversation for training.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from lmpipe.alignment.task import TaskConfig
+from lmpipe.alignment.task import TaskConfig, problems
 from lmpipe.artifacts.stage import StageConfig
 
 
@@ -36,9 +36,12 @@ class AlignmentConfig(StageConfig):
         1.0, gt=0, le=10, description="Sampling temperature; log-probabilities are taken at it too."
     )
     heldout_problems: int = Field(
-        128, ge=1, le=1_000_000, description="Held-out problems that progress is measured on."
+        64,  # arithmetic with numbers up to 19 has 87
+        ge=1,
+        le=1_000_000,
+        description="Held-out problems that progress is measured on, all different.",
     )
-    heldout_samples: int = Field(2, ge=1, le=1024, description="Completions per held-out problem.")
+    heldout_samples: int = Field(4, ge=1, le=1024, description="Completions per held-out problem.")
     evaluate_every: int = Field(
         20, ge=1, le=1_000_000, description="Steps between two measurements on held-out problems."
     )
@@ -46,3 +49,8 @@ class AlignmentConfig(StageConfig):
         64, ge=1, le=100_000, description="Held-out completions that samples.json keeps."
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Problems, data order and sampling follow it.")
+
+    @model_validator(mode="after")
+    def _has_enough_heldout_problems(self) -> AlignmentConfig:
+        problems(self.task.build(), self.seed, "heldout", 0, self.heldout_problems)
+        return self

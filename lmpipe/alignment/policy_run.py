@@ -59,6 +59,9 @@ class PolicyRun(Generic[C]):
         self.folder = Path(job["policy"])
         self.chat = ChatTokenizer.load(self.folder / "tokenizer.json")
         self.task = config.task.build()
+        self.heldout_problems = problems(
+            self.task, config.seed, "heldout", 0, config.heldout_problems
+        )
         self.curves: list[dict[str, Any]] = []
         self.metrics: dict[str, Any] = {}
         self.tokens = 0
@@ -128,11 +131,15 @@ class PolicyRun(Generic[C]):
     def evaluate(self, step: int) -> RewardSummary:
         """Sample the held-out problems; the same ones, with the same random numbers, each time."""
         config = self.config
-        asked = problems(self.task, config.seed, "heldout", 0, config.heldout_problems)
         sampling = Sampling(config.heldout_samples, config.max_new_tokens, config.temperature)
         self.policy.eval()
         self.heldout = sample_rollouts(
-            self.policy, self.chat, self.task, asked, sampling, HELDOUT_SEED + config.seed
+            self.policy,
+            self.chat,
+            self.task,
+            self.heldout_problems,
+            sampling,
+            HELDOUT_SEED + config.seed,
         )
         self.policy.train()
         summary = summarise(self.heldout)

@@ -12,6 +12,7 @@ knows the whole batch's advantages and weights.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,7 +99,8 @@ def _sample(
     groups = [n for n in mine for _ in range(sampling.num_samples)]
     asked = [problems[n] for n in groups]
     texts = [chat.decode(completion.tokens) for completion in completions]
-    scores = score_completions(task, asked, texts, [c.finished for c in completions])
+    is_answer = [c.finished and chat.is_plain(c.tokens) for c in completions]
+    scores = score_completions(task, asked, texts, is_answer)
     return [
         Rollout(
             group=group,
@@ -151,17 +153,21 @@ class RewardSummary:
 
 
 def summarise(rollouts: Sequence[Rollout]) -> RewardSummary:
-    """Summarise rewards; the standard error is over problems, whose samples are not independent."""
-    groups: dict[int, list[float]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.group, []).append(rollout.reward)
-    means = [sum(rewards) / len(rewards) for rewards in groups.values()]
-    mean = sum(means) / len(means)
-    variance = sum((m - mean) ** 2 for m in means) / max(1, len(means) - 1)
+    """Summarise rewards; the standard error is over problems, whose samples are not independent.
+
+    A problem that was drawn twice is one problem: its samples say no more of other problems than
+    those of one draw.
+    """
     count = len(rollouts)
+    mean = sum(rollout.reward for rollout in rollouts) / count
+    off: dict[str, float] = defaultdict(float)  # each problem's sum of deviations from the mean
+    for rollout in rollouts:
+        off[rollout.prompt] += rollout.reward - mean
+    correction = len(off) / max(1, len(off) - 1)
+    spread = sum(value**2 for value in off.values())
     return RewardSummary(
-        reward=sum(r.reward for r in rollouts) / count,
-        stderr=math.sqrt(variance / len(means)),
+        reward=mean,
+        stderr=math.sqrt(correction * spread) / count,
         exact=sum(r.reward == 1.0 for r in rollouts) / count,
         finished=sum(r.finished for r in rollouts) / count,
         length=sum(len(r.tokens) for r in rollouts) / count,

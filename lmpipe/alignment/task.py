@@ -40,5 +40,28 @@ class TaskConfig(StageConfig):
 
 
 def problems(task: Task, seed: int, split: Split, start: int, count: int) -> list[Problem]:
-    """Return `count` problems of a split from number `start` on."""
-    return [task.problem(seed, index, split) for index in range(start, start + count)]
+    """Return `count` problems of a split from number `start` on; held-out ones are all different.
+
+    Training may meet a problem again. A measurement that asks one twice counts it double and takes
+    its error too small.
+
+    Raises:
+        ConfigError: the task has fewer held-out problems.
+    """
+    if split == "train":
+        return [task.problem(seed, index, split) for index in range(start, start + count)]
+    found: dict[str, Problem] = {}
+    index = newest = 0
+    # of n equally likely problems, one more is missed by 20 n draws with a probability of e^-20
+    while len(found) < start + count and index - newest <= 20 * (len(found) + 1):
+        problem = task.problem(seed, index, split)
+        index += 1
+        if found.setdefault(problem.prompt, problem) is problem:
+            newest = index
+    if len(found) < start + count:
+        raise ConfigError(
+            f"{task} has {len(found)} different held-out problems, {start + count} are asked for; "
+            f"set heldout_problems to {len(found)} or less (and heldout_samples higher), or make "
+            "the task larger by max_value or max_numbers"
+        )
+    return list(found.values())[start:]

@@ -77,8 +77,10 @@ def score_completions(
 ) -> list[Score]:
     """Score each completion, one score each, whatever a single reward call does.
 
-    A completion that ran into the length limit scores 0: a model that never stops would otherwise
-    be paid for the prefix that happens to be right.
+    Args:
+        finished: which completions are answers. One that ran into the length limit scores 0: a
+            model that never stops would otherwise be paid for the prefix that happens to be right.
+            So does one with a control token in it, which spoke for somebody else than itself.
     """
     if not len(problems) == len(completions) == len(finished):
         raise ValueError(

@@ -4,29 +4,33 @@
 
 A list that is already sorted is never asked, so that echoing the prompt is never right.
 
-    reward = 0                                      unless the completion is numbers, spaces between
-    reward = 0.1 + 0.3 inclusion + 0.6 placement    else
+    points = asked numbers that are in the answer + adjacent pairs of the answer in order
+             - 2 for every number more than were asked
+    reward = 0                           unless the completion is numbers, one space between
+    reward = max(0, points) / (2 n - 1)  else, for n numbers asked
 
-with n numbers asked, m answered, inclusion = |asked ∩ answered as multisets| / max(n, m) and
-placement = positions that agree with the sorted list / max(n, m). Dividing by the longer of the two
-takes the gain from answers that append or omit. Placement 1 means the exact answer, hence
-reward 1 only for it. The alternative, exact match alone, gives a weak policy almost no groups with
-two different rewards, and those are the only ones that teach (`partial_credit=False` is that).
+    "Sort: 3 1 2":  "1 2 3" 5/5   "2 3 1" 4/5   "1 2" 3/5   "7 8 9" 2/5   "1 2 3 3" 4/5   "9 8" 0
 
-Source: CS336 (2025), lectures 16-17, where three numbers are sorted with partial credit.
+n numbers present and n - 1 pairs in order are all the points there are, and n numbers that hold the
+n asked ones in order are the right answer: reward 1 is for it alone. A number too many takes back
+two points, the most that it can bring; without that, counting from 0 to 19 would be paid more than
+the answer. Two alternatives are left: paying positions that agree with the sorted list gives "2 3
+1", two swaps away, no more than "3 1 2" reversed; and exact match alone gives a weak policy almost
+no groups with two different rewards, which are the only ones that teach (`partial_credit=False`).
+
+Source: CS336 (2025), lecture 17: a point for each number of the prompt that is in the response, and
+one for each adjacent pair in order. The subtraction is ours; there, lengths are equal.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lmpipe.rewards.problem import MAX_ATTEMPTS, Problem, Split, draws, split_of
 
-FORMAT_WEIGHT = 0.1
-INCLUSION_WEIGHT = 0.3
-PLACEMENT_WEIGHT = 0.6
+SURPLUS_POINTS = 2  # what a number too many can bring: one for being asked, one for its order
 
 _NUMBERS = re.compile(r"[0-9]+(?: [0-9]+)*")  # no nested repetition over one class: linear time
 
@@ -72,14 +76,18 @@ class Sorting:
             return float(text == problem.answer)
         if not _NUMBERS.fullmatch(text):
             return 0.0
-        wanted = problem.answer.split(" ")
-        given = text.split(" ")
-        longer = max(len(wanted), len(given))
-        inclusion = (Counter(wanted) & Counter(given)).total() / longer
-        placement = sum(a == b for a, b in zip(wanted, given, strict=False)) / longer
-        if placement == 1.0:
-            return 1.0
-        return FORMAT_WEIGHT + INCLUSION_WEIGHT * inclusion + PLACEMENT_WEIGHT * placement
+        wanted, given = problem.answer.split(" "), text.split(" ")
+        present = len(set(wanted) & set(given))  # numbers asked are distinct
+        in_order = sum(_at_most(a, b) for a, b in pairwise(given))
+        surplus = max(0, len(given) - len(wanted))
+        points = present + in_order - SURPLUS_POINTS * surplus
+        return max(0, points) / (2 * len(wanted) - 1)
+
+
+def _at_most(first: str, second: str) -> bool:
+    """Compare decimals of any length; int() refuses more than 4,300 digits."""
+    a, b = first.lstrip("0"), second.lstrip("0")
+    return (len(a), a) <= (len(b), b)
 
 
 def _join(numbers: list[int]) -> str:

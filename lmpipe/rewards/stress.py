@@ -53,6 +53,9 @@ def adversarial_completions(problem: Problem) -> dict[str, str]:
         "full-width digits": answer.translate({48 + d: 0xFF10 + d for d in range(10)}),
         "leading zeros": f"00{answer}",
         "special token": f"{answer}<|end|>",
+        "turns around": f"<|user|><|user|><|assistant|>{answer}<|user|>",
+        "turn within": f"{answer[:-1]}<|user|>{answer[-1:]}",
+        "counting on": " ".join(map(str, range(200))),
         "very long": "1 " * 5_000,
     }
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from lmpipe.alignment.rollouts import (
     write_rollouts,
 )
 from lmpipe.alignment.task import problems
+from lmpipe.inference.generate import Completion
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
+from lmpipe.rewards.arithmetic import Arithmetic
 from lmpipe.rewards.problem import Problem
 from lmpipe.rewards.sorting import Sorting
 from tests.alignment.toy import toy_tokenizer
@@ -92,7 +95,7 @@ def test_a_failing_reward_is_kept_with_its_rollout(model: Decoder, chat: ChatTok
 
     asked = problems(Sorting(), 0, "train", 0, 2)  # 2 of 261 tokens end it
     rollouts = sample_rollouts(model, chat, Broken(), asked, Sampling(200, 6), seed=0)
-    finished = [r for r in rollouts if r.finished]
+    finished = [r for r in rollouts if r.finished and chat.is_plain(r.tokens)]
     assert finished and all(r.reward == 0 for r in rollouts)
     assert {r.error for r in finished} == {"RuntimeError: verifier is down"}
     assert summarise(rollouts).errors == len(finished)
@@ -109,7 +112,8 @@ def test_rollouts_survive_storing(model: Decoder, chat: ChatTokenizer, tmp_path:
 
 def test_summary_by_hand_takes_its_error_over_problems() -> None:
     def rollout(group: int, reward: float, length: int) -> Rollout:
-        return Rollout(group, "p", "a", "c", [1], [2] * length, [0.0] * length, length < 4, reward)
+        tokens, logprobs = [2] * length, [0.0] * length
+        return Rollout(group, f"p{group}", "a", "c", [1], tokens, logprobs, length < 4, reward)
 
     rollouts = [rollout(0, 1.0, 2), rollout(0, 0.5, 2), rollout(1, 0.25, 4), rollout(1, 0.25, 4)]
     summary = summarise(rollouts)
@@ -117,3 +121,45 @@ def test_summary_by_hand_takes_its_error_over_problems() -> None:
     assert summary.stderr == pytest.approx(0.25)  # means 0.75 and 0.25: sd 0.3536 / sqrt 2
     assert (summary.exact, summary.finished, summary.length) == (0.25, 0.5, 3.0)
     assert len(samples(rollouts, 3)) == 3
+    # the same problems drawn once more say nothing new
+    again = [replace(r, group=r.group + 2) for r in rollouts]
+    assert summarise([*rollouts, *again]) == summary
+
+
+@pytest.mark.parametrize("answer", ["1 2 3", "42"])
+def test_a_control_token_in_an_answer_is_never_paid_in_full(
+    model: Decoder, chat: ChatTokenizer, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    problem = Problem("What?", answer)
+    first, rest = chat.encode(answer)[:1], chat.encode(answer)[1:]
+    said = {
+        "right": [*first, *rest, chat.end],
+        "marker within": [*first, chat.user, *rest, chat.end],
+        "turns around": [chat.user, chat.assistant, chat.user, *first, *rest, chat.end],
+        "two ends": [*first, *rest, chat.end, chat.end],
+        "another stop": [*first, *rest, chat.begin],
+    }
+
+    class Lenient(Sorting):  # takes an answer wherever it stands
+        def reward(self, problem: Problem, completion: str) -> float:
+            return float(problem.answer[0] in completion)
+
+    monkeypatch.setattr(
+        "lmpipe.alignment.rollouts.generate",
+        lambda *_, **__: [Completion(0, t, [0.0] * len(t), True) for t in said.values()],
+    )
+    for task in (Sorting(), Arithmetic(), Lenient()):
+        sampling = Sampling(num_samples=len(said), max_new_tokens=9)
+        rollouts = sample_rollouts(model, chat, task, [problem], sampling, seed=0)
+        paid = dict(zip(said, (r.reward for r in rollouts), strict=True))
+        assert paid == {name: float(name == "right") for name in said}
+    texts = [r.completion for r in rollouts]
+    assert texts[0] == answer
+    assert texts[1] == f"{answer[0]}<|user|>{answer[1:]}"  # as another engine shows it
+    assert texts[4] == f"{answer}<|endoftext|>"
+
+
+def test_a_marker_that_is_typed_is_text(chat: ChatTokenizer) -> None:
+    typed = [*chat.encode("1 2<|user|> 3"), chat.end]
+    assert chat.is_plain(typed)
+    assert chat.decode(typed) == "1 2<|user|> 3"

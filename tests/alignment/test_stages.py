@@ -18,7 +18,8 @@ from tests.alignment.stages import RandomBaseConfig, random_base
 
 TASK = {"min_numbers": 2, "max_numbers": 2, "max_value": 9}
 RUNTIME = Runtime(device="cpu", ranks=1, threads_per_rank=1)
-COMMON = {"task": TASK, "max_new_tokens": 8, "heldout_problems": 64, "seed": 1}
+HELDOUT = {"heldout_problems": 8, "heldout_samples": 16}  # the task has no more of them
+COMMON = {"task": TASK, "max_new_tokens": 8, "seed": 1, **HELDOUT}
 NUM_STEPS = 24
 SFT = SftConfig(**COMMON, num_examples=512, num_steps=50, rows_per_step=16, learning_rate=5e-3)
 DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=24, pairs_per_step=16, learning_rate=1e-3)

@@ -21,7 +21,8 @@ from tests.alignment.stages import RandomBaseConfig, random_base  # noqa: E402
 COMMON = {
     "task": {"min_numbers": 2, "max_numbers": 2, "max_value": 9},
     "max_new_tokens": 8,
-    "heldout_problems": 64,
+    "heldout_problems": 8,  # the task has no more of them
+    "heldout_samples": 16,
 }
 SFT = SftConfig(**COMMON, num_examples=512, num_steps=60, rows_per_step=16, learning_rate=5e-3)
 DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=12, pairs_per_step=16, learning_rate=1e-3)

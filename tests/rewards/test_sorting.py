@@ -36,12 +36,19 @@ def test_train_and_heldout_share_no_answer_whatever_the_seed() -> None:
     [
         ("1 2 3", 1.0),
         (" 1 2 3\n", 1.0),
-        ("3 1 2", 0.1 + 0.3),  # all three numbers, none in its place
-        ("1 3 2", 0.1 + 0.3 + 0.6 / 3),
-        ("1 2", 0.1 + 0.5 * 0.4 + 0.4),  # 2 of 3 included and placed
-        ("1 2 3 3", 0.1 + 0.3 * 3 / 4 + 0.6 * 3 / 4),
-        ("1 1 1", 0.1 + 0.3 / 3 + 0.6 / 3),
-        ("7 8 9", 0.1),
+        ("3 1 2", 4 / 5),  # all three numbers, one pair of two in order
+        ("2 3 1", 4 / 5),
+        ("3 2 1", 3 / 5),
+        ("1 2", 3 / 5),  # two numbers and their pair
+        ("2", 1 / 5),
+        ("1 1 1", 3 / 5),  # one number, two pairs
+        ("7 8 9", 2 / 5),
+        ("9 8 7", 0.0),
+        ("9 10 11", 2 / 5),  # by value, not by letters
+        ("01 2 3", 4 / 5),  # the answer is spelled without zeros in front
+        ("1 2 3 3", (3 + 3 - 2) / 5),
+        ("3 1 2 9", (3 + 2 - 2) / 5),
+        ("0 1 2 3 4 5 6 7 8 9", 0.0),
         ("", 0.0),
         ("Sort: 3 1 2", 0.0),
         ("1  2 3", 0.0),
@@ -63,6 +70,16 @@ def test_reward_is_one_for_the_right_answer_only(index: int, numbers: list[int])
     assert (reward == 1.0) == (text == problem.answer)
 
 
+@settings(deadline=None)
+@given(st.integers(0, 500), st.lists(st.integers(0, 25), min_size=5, max_size=9))
+def test_a_number_more_than_were_asked_is_never_worth_saying(index: int, said: list[int]) -> None:
+    task = Sorting()
+    problem = task.problem(3, index, "train")
+    texts = [" ".join(map(str, said[:end])) for end in range(5, len(said) + 1)]
+    rewards = [task.reward(problem, text) for text in texts]
+    assert rewards == sorted(rewards, reverse=True)
+
+
 def test_exact_match_pays_nothing_for_a_near_miss() -> None:
     task = Sorting(partial_credit=False)
     assert task.reward(PROBLEM, "1 2 3") == 1.0
@@ -77,7 +94,7 @@ def test_any_text_is_scored_without_raising(text: str) -> None:
 
 def test_a_pathological_completion_in_a_thread_is_scored_at_once() -> None:
     rewards: list[float] = []
-    long = "1 " * 1_000_000 + "x"
+    long = "1 " * 1_000_000 + "9" * 5_000
     thread = threading.Thread(target=lambda: rewards.append(Sorting().reward(PROBLEM, long)))
     started = time.monotonic()
     thread.start()
