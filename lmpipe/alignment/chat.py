@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -191,16 +192,14 @@ def read_conversations(path: Path) -> list[list[Message]]:
         InputError: names the file, the line and what is wrong with it.
     """
     conversations = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    conversations.append(_conversation(json.loads(line)))
-                except (ValueError, TypeError, KeyError) as error:
-                    raise InputError(
-                        f'{path.name}, line {number}: expected {{"messages": [{{"role": '
-                        f'"user" or "assistant", "content": text}}, …]}}: {error}'
-                    ) from error
+    for number, line in json_lines(path.read_bytes()):
+        try:
+            conversations.append(_conversation(json.loads(line)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f'{path.name}, line {number}: expected {{"messages": [{{"role": '
+                f'"user" or "assistant", "content": text}}, …]}}: {error}'
+            ) from error
     return conversations
 
 

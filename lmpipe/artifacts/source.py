@@ -145,7 +145,7 @@ def _listed(pattern: str, base: Path, name: str) -> list[str]:
 def _read_list(place: str, name: str) -> list[str]:
     import fsspec
 
-    options = {"compression": "infer", "encoding": "utf-8", **url_options(place)}
+    options = {"compression": "infer", "encoding": "utf-8-sig", **url_options(place)}
     try:
         with fsspec.open(place, "rt", **options) as file:
             lines = [line.strip() for line in file]

@@ -18,6 +18,7 @@ from lmpipe.artifacts.source import SourceSpec, pin
 from lmpipe.bench import Row, row
 from lmpipe.curation.language import LanguageIdentifier, load_fasttext, normalise_language
 from lmpipe.curation.signals import SignalsConfig
+from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 
 Labelled = list[tuple[str, str]]  # language, text
@@ -72,8 +73,8 @@ def run(options: dict[str, Any]) -> list[Row]:
 
 def read_sentences(path: Path) -> Labelled:
     data = path.read_bytes()
-    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-    rows = [json.loads(line) for line in lines]
+    lines = json_lines(gzip.decompress(data) if path.suffix == ".gz" else data)
+    rows = [json.loads(line) for _, line in lines]
     return [(normalise_language(row["lang"]), row["text"]) for row in rows]
 
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmpipe.bench import Row, row
 from lmpipe.curation.pii import TYPES, find, iban_end, luhn
 from lmpipe.curation.words import split_sentences
+from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 
 PRESIDIO = {
@@ -98,9 +99,9 @@ Case = tuple[str, list[tuple[int, int, str]]]  # text, spans with their types
 
 def _labelled(path: Path) -> list[Row]:
     data = path.read_bytes()
-    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
+    lines = json_lines(gzip.decompress(data) if path.suffix == ".gz" else data)
     cases: list[Case] = []
-    for line in lines:
+    for _, line in lines:
         entry = json.loads(line)
         spans = [
             (span["start_position"], span["end_position"], PRESIDIO[span["entity_type"]])

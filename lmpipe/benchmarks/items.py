@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 
 
@@ -117,9 +118,8 @@ def read_items(benchmark: str, source: Files, name: str) -> Iterator[EvalItem]:
     """
     with source.open(name) as file:
         data = file.read()
-    lines = (gzip.decompress(data) if name.endswith(".gz") else data).splitlines()
-    filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    for index, (number, line) in enumerate(filled):
+    lines = json_lines(gzip.decompress(data) if name.endswith(".gz") else data)
+    for index, (number, line) in enumerate(lines):
         yield parse_item(benchmark, index, line, f"{name}:{number}")
 
 

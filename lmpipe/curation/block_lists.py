@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from lmpipe.artifacts.types import Source
 from lmpipe.curation.language import normalise_language
 from lmpipe.curation.words import split_words
+from lmpipe.documents.text_files import read_text_file
 from lmpipe.errors import ConfigError, InputError
 
 UNSPACED = ("ja", "th", "zh")  # scripts without spaces between words
@@ -30,9 +31,7 @@ class BlockLists:
             self._read(name.rsplit("/", 1)[-1], path)
 
     def _read(self, name: str, path: Path) -> None:
-        lines = (
-            line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()
-        )
+        lines = (line.split("#")[0].strip() for line in read_text_file(path).split("\n"))
         entries = [line for line in lines if line]
         if name.startswith("hosts"):
             self._hosts.update(_plain_host(entry) for entry in entries)

@@ -13,6 +13,7 @@ from lmpipe.benchmarks.items import benchmark_digests, read_benchmarks
 from lmpipe.curation.contamination import Findings, flag_documents, report, scan_texts
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.ngram_index import NgramIndex
+from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 
 
@@ -61,12 +62,10 @@ def texts_of_records(path: Path) -> Iterator[str]:
     """
     data = path.read_bytes()
     try:
-        lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+        plain = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is no whole gzip file: {error}; fetch it again") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in json_lines(plain):
         try:
             text = "\n".join(_strings(json.loads(line)))
         except ValueError as error:

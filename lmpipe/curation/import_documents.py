@@ -12,17 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
+from lmpipe.documents.text_files import as_utf8, utf8_lines
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
 _PACKED_BYTES = 1 << 12  # may hold 128 MB: four bytes of zstd repeat one 131,072 times
+_MAX_WINDOW_BYTES = 1 << 27  # zstd's own bound, on the memory that a file may ask for
+_HEAD_BYTES = 18  # the longest header of a frame
 SUFFIXES = (".parquet", ".jsonl", ".json", ".txt", ".md")
 
 
@@ -40,7 +43,7 @@ class ImportDocumentsConfig(StageConfig):
     )
 
 
-@stage(version=4, kind="exact")
+@stage(version=5, kind="exact")
 def import_documents(
     out: Output[Documents], config: ImportDocumentsConfig, source: Source, *, runtime: Runtime
 ) -> Documents:
@@ -68,8 +71,13 @@ def import_documents(
     check_yield(out, "import_documents", num_rows, num_kept, runtime)
     check_hosts(out, "import_documents", hosts_of(records), runtime)
     reasons: Counter[str] = Counter()
+    unreadable: list[str] = []
     for record in records:
         reasons.update(record.info["reasons"])
+        unreadable += record.info["unreadable"]
+    for message in unreadable:
+        out.log(message, level="warning")
+    out.metric("unreadable", unreadable)
     out.metric("input", num_rows)
     out.metric("kept", num_kept)
     out.metric("removed", dict(sorted(reasons.items())))
@@ -77,7 +85,8 @@ def import_documents(
     if num_kept == 0:
         raise InputError(
             f"import_documents kept none of {num_rows} rows of source {source.name!r}: "
-            f"{dict(reasons)}. Is text_field={config.text_field!r} right?"
+            f"{dict(reasons)}. "
+            + (unreadable[0] if unreadable else f"Is text_field={config.text_field!r} right?")
         )
     return out.commit()
 
@@ -99,10 +108,13 @@ def _import_file(
 
     name = names[key]
     removed: list[dict[str, Any]] = []
+    unreadable: list[str] = []
     hosts, rows, seen = HostCounts(), 0, set[str]()
     with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
         for number, row in enumerate(_rows(source.local(name), _plain_name(name), config)):
             rows += 1
+            if isinstance(row, _Break):
+                unreadable.append(f"{name} cannot be read after row {number}: {row.why}")
             reason, row = (row, {}) if isinstance(row, str) else (None, row)
             text = row.get(config.text_field)
             label = row.get(config.id_field) if config.id_field else None
@@ -138,7 +150,7 @@ def _import_file(
     write_part(shard, key, removed)
     shard.counts.update({"kept": writer.num_rows, "rows": rows})
     reasons = dict(Counter(row["reason"] for row in removed))
-    shard.info.update({"reasons": reasons, "hosts": hosts.counts})
+    shard.info.update({"reasons": reasons, "hosts": hosts.counts, "unreadable": unreadable})
 
 
 def _reason(text: Any) -> str | None:
@@ -169,16 +181,32 @@ def _rows(
             yield from _parquet_rows(path, config)
         elif plain_name.endswith((".jsonl", ".json")):
             with _open(path) as file:
-                for line in file:
+                for line in utf8_lines(file):
                     if line.strip():
                         yield _json_row(line)
         else:
             with _open(path) as file:
-                lines = [file.read()] if config.text_documents == "file" else file
-                for line in lines:
+                is_whole = config.text_documents == "file"
+                for line in [as_utf8(file.read())] if is_whole else utf8_lines(file):
                     yield {config.text_field: line.decode("utf-8", "replace")}
-    except (OSError, EOFError, zlib.error, _ParquetError):
-        yield "unreadable_file"
+    except (OSError, EOFError, zlib.error, _ParquetError) as error:
+        yield _Break(error)
+
+
+class _Break(str):
+    """The reason why the rest of a file cannot be used; `why` says what happened."""
+
+    why: str
+
+    def __new__(cls, error: Exception) -> Self:
+        is_window = isinstance(error, _WindowError)
+        reason = super().__new__(cls, "zstd_window_too_large" if is_window else "unreadable_file")
+        reason.why = str(error)
+        return reason
+
+
+class _WindowError(OSError):
+    """A zstd frame needs more memory than a file of documents may take."""
 
 
 class _ParquetError(Exception):
@@ -250,7 +278,7 @@ class _ZstdFile(io.RawIOBase):
         self._file = path.open("rb")
         self._begin = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._begin()
-        self._packed = b""
+        self._packed = self._head = b""
         self._plain = memoryview(b"")
 
     def readable(self) -> bool:
@@ -266,15 +294,32 @@ class _ZstdFile(io.RawIOBase):
                     raise EOFError("a zstd frame is cut short")
                 return 0
             if self._frame.eof:
-                self._frame = self._begin()
+                self._frame, self._head = self._begin(), b""
+            self._head = (self._head + packed)[:_HEAD_BYTES]
             try:
                 self._plain = memoryview(self._frame.decompress(packed))
             except zstandard.ZstdError as error:
-                raise OSError(str(error)) from error
+                raise self._named(error) from error
             self._packed = self._frame.unused_data if self._frame.eof else b""
         size = min(len(buffer), len(self._plain))
         buffer[:size], self._plain = self._plain[:size], self._plain[size:]
         return size
+
+    def _named(self, error: Exception) -> OSError:
+        """Name a window that is too large, which the frame's first bytes tell."""
+        import zstandard
+
+        try:
+            window = zstandard.get_frame_parameters(self._head).window_size
+        except zstandard.ZstdError:
+            window = 0
+        if window <= _MAX_WINDOW_BYTES:
+            return OSError(str(error))
+        most, bits = _MAX_WINDOW_BYTES >> 20, (window - 1).bit_length()
+        return _WindowError(
+            f"it is written with a zstd window of {window >> 20} MiB, and at most {most} MiB are "
+            f"read; write it again: zstd -dc --long={bits} FILE | zstd --long=27 -o NEW"
+        )
 
     def close(self) -> None:
         self._file.close()

@@ -21,6 +21,7 @@ from typing import Any
 
 from lmpipe.curation.language import normalise_language
 from lmpipe.curation.words import split_words
+from lmpipe.documents.text_files import read_text_file
 from lmpipe.errors import ConfigError, InputError
 
 ANY_LANGUAGE = ""
@@ -116,7 +117,7 @@ def _texts(path: str) -> Iterator[str]:
         for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
             yield from batch.column("text").to_pylist()
     else:
-        yield Path(path).read_text(encoding="utf-8")
+        yield read_text_file(Path(path))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Model, Source
+from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -130,7 +131,7 @@ def _read_examples(examples: Source, config: QualityClassifierConfig) -> list[tu
         data = examples.local(name).read_bytes()
         if name.endswith(".gz"):
             data = gzip.decompress(data)
-        for number, line in enumerate(data.decode().splitlines(), 1):
+        for number, line in json_lines(data):
             try:
                 row = json.loads(line)
                 label, text = str(row[config.label_field]), str(row["text"])

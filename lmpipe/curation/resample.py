@@ -16,6 +16,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
+from lmpipe.documents.text_files import json_lines, read_text_file
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -30,7 +31,7 @@ class ResampleConfig(StageConfig):
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Of the draw by hash(seed, id).")
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def resample(
     out: Output[Documents],
     config: ResampleConfig,
@@ -76,13 +77,11 @@ def target_texts(target: Source) -> list[str]:
     """
     texts: list[str] = []
     for name in target.names():
-        data = target.local(name).read_bytes()
-        if name.endswith(".gz"):
-            data = gzip.decompress(data)
         if ".jsonl" not in name:
-            texts.append(data.decode())
+            texts.append(read_text_file(target.local(name)))
             continue
-        for number, line in enumerate(data.decode().splitlines(), 1):
+        data = target.local(name).read_bytes()
+        for number, line in json_lines(gzip.decompress(data) if name.endswith(".gz") else data):
             try:
                 texts.append(str(json.loads(line)["text"]))
             except (ValueError, KeyError, TypeError) as error:

@@ -22,6 +22,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from lmpipe.artifacts.types import Source
+from lmpipe.documents.text_files import utf8_copy
 from lmpipe.errors import InputError
 from lmpipe.evaluation.evaluate import TASK_FOLDER
 
@@ -52,7 +53,7 @@ def task_config(name: str, benchmarks: Source, cache: Path) -> JsonObject:
                 f" {', '.join(benchmarks.names()[:12])}); add the file to the source or take"
                 f" {name!r} out of evaluate.tasks"
             )
-    paths = {split: str(benchmarks.local(file)) for split, file in files.items()}
+    paths = {split: str(utf8_copy(benchmarks.local(file), cache)) for split, file in files.items()}
     config["dataset_kwargs"] = {"data_files": paths, "cache_dir": str(cache)}
     return config
 

@@ -19,6 +19,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Measures, Source, Tokenizer, TokenShards
+from lmpipe.documents.text_files import as_utf8
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.shard_file import HEADER_BYTES, token_dtype
@@ -248,7 +249,7 @@ def _gpt2(source: Source) -> "Encoding":
             "known as vocab.bpe), one file"
         )
     with source.open(names[0]) as file:
-        lines = file.read().decode().splitlines()
+        lines = as_utf8(file.read()).decode(errors="replace").replace("\r", "").split("\n")
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     try:

@@ -52,7 +52,7 @@ GOLDEN_EXTRACT = {
     "resiliparse": (7, "c336b0ef9fce00b4"),
 }
 GOLDEN_TEXTS = {
-    "import_documents": (4, "9a28d0ec691efde2"),
+    "import_documents": (5, "9a28d0ec691efde2"),
     "signals": (4, "cfb8eaf7f524e062"),
     "select": (3, "1f0c8891a66b3f5d"),
 }

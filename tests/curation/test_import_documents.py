@@ -252,3 +252,62 @@ def test_rows_of_one_name_are_distinct_documents(bench: Workbench) -> None:
     ids = column(documents, "id")
     assert len(set(ids)) == 5
     assert ids[0] == document_id("x", "a.jsonl#7")
+
+
+def texts_of(documents: Documents) -> list[str]:
+    return [t for batch in read_documents(documents, ["text"]) for t in batch["text"].to_pylist()]
+
+
+MARKED = {
+    "utf-8": b"\xef\xbb\xbf",
+    "utf-16-le": b"\xff\xfe",
+    "utf-16-be": b"\xfe\xff",
+    "utf-32-le": b"\xff\xfe\0\0",
+}
+
+
+@pytest.mark.parametrize("encoding", MARKED)
+@pytest.mark.parametrize("pack", ["", "gz", "zst"])
+def test_byte_order_marks_name_the_encoding_and_are_in_no_document(
+    bench: Workbench, encoding: str, pack: str
+) -> None:
+    text = "The bell of the chapel rang twice.\nNobody knew why, for 鐘 is 𝄞."
+    rows = '{"text": "one\u2028row"}\n{"text": "two"}\n'
+    packed = {"": bytes, "gz": gzip.compress, "zst": zstandard.compress}[pack]
+    ending = f"__{pack}" if pack else ""
+    files = {f"a__txt{ending}": text, f"b__jsonl{ending}": rows}
+    data = {name: packed(MARKED[encoding] + t.encode(encoding)) for name, t in files.items()}
+    source = bench.files("corpus", **data)
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert texts_of(documents) == [text, "one\u2028row", "two"]
+    lines = bench.run(import_documents, ImportDocumentsConfig(text_documents="line"), source)
+    assert texts_of(lines) == [*text.split("\n"), "one\u2028row", "two"]
+
+
+def long_window(data: bytes, window_log: int) -> bytes:
+    settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=window_log)
+    compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
+def test_a_zstd_file_of_too_large_a_window_is_named_by_it_and_the_rest_goes_on(
+    bench: Workbench,
+) -> None:
+    row = b'{"text": "one"}\n'
+    source = bench.files(
+        "corpus",
+        a__jsonl__zst=zstandard.compress(row) + long_window(row, 31),
+        b__jsonl__zst=long_window(row, 27),
+        c__jsonl__zst=long_window(row, 28),
+    )
+    documents = bench.run(import_documents, ImportDocumentsConfig(), source)
+    assert texts_of(documents) == ["one", "one"]
+    assert documents.metrics["removed"] == {"zstd_window_too_large": 2}
+    first, second = documents.metrics["unreadable"]
+    assert first.startswith("a.jsonl.zst cannot be read after row 1: ")
+    assert "a zstd window of 2048 MiB, and at most 128 MiB are read" in first
+    assert "zstd -dc --long=31 FILE | zstd --long=27 -o NEW" in first
+    assert "256 MiB" in second and "--long=28" in second
+    alone = bench.files("alone", a__jsonl__zst=long_window(row, 31))
+    with pytest.raises(InputError, match=r"a\.jsonl\.zst .* window of 2048 MiB"):
+        bench.run(import_documents, ImportDocumentsConfig(), alone)
