@@ -227,7 +227,7 @@ def test_a_recipe_that_cannot_be_read_is_named_with_the_reason(
 def test_a_section_that_extends_an_anchor_keeps_its_own_values(tmp_path: Path):
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "extends: demo\nname: m\nsft: {task: &t {min_numbers: 2, max_numbers: 3}}\n"
+        "extends: demo\nname: m\nsft: {task: &t {min_numbers: 2, max_numbers: 4}}\n"
         "dpo: {task: {<<: *t, max_numbers: 5}}\n"
     )
     recipe = load_recipe(str(path))
