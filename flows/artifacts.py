@@ -5,27 +5,28 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flows.stores import Recipe, Root, open_store
 from lmpipe.errors import StoreError
 
 app = typer.Typer()
-Root = Annotated[str, typer.Option("--store", help="The store's root.")]
 
 
 @app.command("ls")
 def list_artifacts(
-    stage: Annotated[str, typer.Argument(help="Only this stage.")] = "", store: Root = "artifacts"
+    stage: Annotated[str, typer.Argument(help="Only this stage.")] = "",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """List artifacts, newest first."""
     from rich.table import Table
 
     from lmpipe.artifacts.lookup import list_manifests, list_stages
-    from lmpipe.artifacts.store import Store
     from lmpipe.artifacts.tombstone import when_collected
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("stage", "id", "finished", "seconds", "objects", "bytes"):
         table.add_column(column, no_wrap=True)
-    opened = Store(store)
+    opened = open_store(store, recipe)
     damaged: list[StoreError] = []
     for manifest in list_manifests(opened, stage or None, damaged):
         num_bytes = f"{sum(file.bytes for file in manifest.outputs):,}"
@@ -52,13 +53,13 @@ def show(
     artifact: Annotated[
         str, typer.Argument(help="Start of an id, stage/id, or a stage: its newest.")
     ],
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """Print an artifact's manifest."""
     from lmpipe.artifacts.lookup import find_by_prefix
-    from lmpipe.artifacts.store import Store
 
-    manifest = find_by_prefix(Store(store), artifact)
+    manifest = find_by_prefix(open_store(store, recipe), artifact)
     Console().print_json(manifest.model_dump_json())
 
 
@@ -66,13 +67,13 @@ def show(
 def diff(
     old: Annotated[str, typer.Argument(help="Start of an id.")],
     new: Annotated[str, typer.Argument(help="Start of an id.")],
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """Print the config fields, inputs and metrics in which two artifacts differ."""
     from lmpipe.artifacts.lookup import difference, find_by_prefix, manifest_fields
-    from lmpipe.artifacts.store import Store
 
-    opened = Store(store)
+    opened = open_store(store, recipe)
     a, b = find_by_prefix(opened, old), find_by_prefix(opened, new)
     console = Console()
     console.print(f"{a.stage}/{a.id} → {b.stage}/{b.id}", highlight=False)
@@ -86,15 +87,15 @@ def diff(
 @app.command()
 def verify(
     artifact: Annotated[str, typer.Argument(help="Start of an id; empty: all.")] = "",
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """Hash every object again and list what is lost or changed."""
     from lmpipe.artifacts.lookup import find_by_prefix, list_manifests
-    from lmpipe.artifacts.store import Store
     from lmpipe.artifacts.tombstone import when_collected
     from lmpipe.artifacts.types import Artifact
 
-    opened = Store(store)
+    opened = open_store(store, recipe)
     damaged: list[StoreError] = []
     manifests = (
         [find_by_prefix(opened, artifact)] if artifact else list_manifests(opened, damaged=damaged)

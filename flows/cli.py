@@ -13,6 +13,8 @@ from rich.console import Console
 
 from flows import artifacts, cost, curation, export, operations, services, whatif
 from flows.outputs import check_file, check_folder
+from flows.stores import Recipe as OfRecipe
+from flows.stores import Root, named_recipe, open_store
 from lmpipe.errors import ConfigError, LmpipeError, RunFailed, did_you_mean
 from tasks.selection import Selection
 
@@ -47,7 +49,6 @@ Until = Annotated[str, typer.Option("--until", help="Build nothing after this st
 Only = Annotated[str, typer.Option("--only", help="Build this stage alone.")]
 Force = Annotated[list[str] | None, typer.Option("--force", help="Build it even if it is there.")]
 Flow = Annotated[str, typer.Option("--flow", help="pipeline, curate, tokenize, …, or scale.")]
-Root = Annotated[str, typer.Option("--store", help="The store's root.")]
 
 
 INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
@@ -124,19 +125,21 @@ def plan(
 
 @app.command()
 def report(
-    recipe: Recipe,
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (demo) or a YAML file.")] = "",
     changes: Changes = None,
     to: Annotated[Path | None, typer.Option(help="Copy the page there.")] = None,
+    store: Root = "",
+    of_recipe: OfRecipe = "",
 ) -> None:
     """Print where the newest report of a recipe lies, or copy it."""
     from flows.recipe import load_recipe
 
     check_file("--to", to)
-    loaded = load_recipe(recipe, changes)
-    store = loaded.settings().store
-    for name in reversed(store.children(f"runs/{loaded.name}")):
-        record = json.loads(store.read(f"runs/{loaded.name}/{name}") or b"{}")
-        page = _page_of(store, [step for step in record["steps"] if step["stage"] == "report"])
+    loaded = load_recipe(named_recipe(recipe, of_recipe, is_needed=True), changes)
+    opened = open_store(store, "") if store else loaded.settings().store
+    for name in reversed(opened.children(f"runs/{loaded.name}")):
+        record = json.loads(opened.read(f"runs/{loaded.name}/{name}") or b"{}")
+        page = _page_of(opened, [step for step in record["steps"] if step["stage"] == "report"])
         if page is None:
             continue
         if to is not None:
@@ -144,18 +147,19 @@ def report(
                 shutil.copyfileobj(source, target)
         print(to or page.url("report.html").removeprefix("file://"))
         return
-    raise ConfigError(f"no run of {loaded.name!r} in {store.root} has made a report; run it first")
+    raise ConfigError(f"no run of {loaded.name!r} in {opened.root} has made a report; run it first")
 
 
 @app.command()
 def why(
     document: Annotated[str, typer.Argument(help="A document's id (32 hex digits).")],
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: OfRecipe = "",
 ) -> None:
     """Say what became of a document: which stage removed it, and for which reasons."""
     from flows.lineage import print_fate
 
-    print_fate(Console(), document, store)
+    print_fate(Console(), document, open_store(store, recipe).root)
 
 
 @app.command()
@@ -167,17 +171,19 @@ def trace(
         str, typer.Option(help="[SPLIT/]SHARD:OFFSET of the token shards given, or the newest.")
     ] = "",
     step: Annotated[int | None, typer.Option(min=0, help="A step of pretraining, from 0.")] = None,
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: OfRecipe = "",
 ) -> None:
     """Follow a document back to its WARC record and forward to its tokens, or a token back."""
+    root = open_store(store, recipe).root
     if document and not token and step is None:
         from flows.lineage import print_trace
 
-        print_trace(Console(), document, store)
+        print_trace(Console(), document, root)
     else:
         from flows.token_origin import print_tokens
 
-        print_tokens(Console(), document, token, step, store)
+        print_tokens(Console(), document, token, step, root)
 
 
 @data_app.command("common-crawl")

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from flows.outputs import check_file
+from flows.stores import Recipe, Root, open_store
 from lmpipe.errors import ConfigError
 
 app = typer.Typer()
-Root = Annotated[str, typer.Option("--store", help="The store's root.")]
 
 
 @app.command("dedup-index")
@@ -17,10 +17,10 @@ def dedup_index(
     name: Annotated[str, typer.Argument(help="The index, as a recipe's dedup_index names it.")],
     add: Annotated[str, typer.Option(help="Add a crawl: the start of a dedup artifact's id.")] = "",
     remove: Annotated[str, typer.Option(help="Take a crawl out.")] = "",
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """Show or change the list of earlier crawls that a new one is compared with."""
-    from lmpipe.artifacts.store import Store
     from lmpipe.curation.dedup_index import (
         add_crawl,
         dependents,
@@ -30,7 +30,7 @@ def dedup_index(
         remove_crawl,
     )
 
-    opened = Store(store)
+    opened = open_store(store, recipe)
     if add and remove:
         raise ConfigError("give either --add or --remove, got both")
     if add:

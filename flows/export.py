@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flows.outputs import check_folder
+from flows.stores import Recipe, Root, open_store
 from lmpipe.errors import ConfigError
 
 app = typer.Typer()
@@ -18,7 +19,8 @@ def export(
     ],
     folder: Annotated[Path, typer.Argument(help="New folder to write to.")],
     to: Annotated[str, typer.Option("--to", help="hf: a model class of transformers.")] = "hf",
-    store: Annotated[str, typer.Option("--store", help="The store's root.")] = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """Write a checkpoint so that transformers' AutoModelForCausalLM opens it, with its tokenizer.
 
@@ -29,20 +31,19 @@ def export(
     check_folder("folder", folder)
     from lmpipe.model.huggingface import export_model
 
-    architecture = export_model(_model_folder(checkpoint, store), folder)
+    architecture = export_model(_model_folder(checkpoint, store, recipe), folder)
     print(f"{architecture}: {folder}")
 
 
-def _model_folder(checkpoint: str, store: str) -> Path:
+def _model_folder(checkpoint: str, store: str, recipe: str) -> Path:
     """Return the folder that has the model: the one named, or a checkpoint's."""
     named = Path(checkpoint)
     if named.is_dir():
         return named if (named / "config.json").is_file() else named / "model"
     from lmpipe.artifacts.lookup import find_by_prefix
-    from lmpipe.artifacts.store import Store
     from lmpipe.artifacts.types import Checkpoint, open_artifact
 
-    opened = Store(store)
+    opened = open_store(store, recipe)
     artifact = open_artifact(opened, find_by_prefix(opened, checkpoint))
     if not isinstance(artifact, Checkpoint):
         raise ConfigError(

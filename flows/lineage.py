@@ -79,8 +79,8 @@ def print_trace(console: Console, document: str, root: str) -> None:
             say(f"{_name(artifact)} tokens {row['start']}:{end} of {row['split']}/{row['shard']}")
     if not found:
         raise StoreError(
-            f"no artifact in {root} holds {document}: name the store that it was made in (--store);"
-            " what gc has collected is gone"
+            f"no artifact in {root} holds {document}: name the store that it was made in (--store, "
+            "--recipe); what gc has collected is gone"
         )
 
 
@@ -113,7 +113,9 @@ def _artifacts(root: str, holding: str) -> list[Documents]:
     """
     store = Store(root)
     if not list_manifests(store, damaged=[]):
-        raise StoreError(f"there is no artifact in {store.root}: is it the right --store?")
+        raise StoreError(
+            f"there is no artifact in {store.root}: is it the right --store or --recipe?"
+        )
     return [
         Documents(store, manifest)
         for manifest in reversed(list_manifests(store, damaged=[]))

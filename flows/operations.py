@@ -7,19 +7,18 @@ import typer
 from rich.console import Console
 
 from flows.outputs import check_folder
+from flows.stores import Recipe, Root, named_recipe, open_store
 from lmpipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from lmpipe.artifacts.retention import BestOf, Verdict
-    from lmpipe.artifacts.store import Store
 
 app = typer.Typer()
-Recipe = Annotated[
+OneRecipe = Annotated[
     str, typer.Argument(help="A recipe's name or YAML file: its store; empty: --store.")
 ]
-Root = Annotated[str, typer.Option("--store", help="The store's root.")]
 
 
 @app.command("alias")
@@ -29,14 +28,14 @@ def alias(
         str, typer.Argument(help="Start of an id, stage/id, or another alias.")
     ] = "",
     drop: Annotated[bool, typer.Option("--drop", help="Forget the name.")] = False,
-    store: Root = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
 ) -> None:
     """Name an artifact, which gc then keeps with all it was made from; or list the names."""
     from lmpipe.artifacts.alias import drop_alias, list_aliases, set_alias
     from lmpipe.artifacts.lookup import find_by_prefix
-    from lmpipe.artifacts.store import Store
 
-    opened, console = Store(store), Console()
+    opened, console = open_store(store, recipe), Console()
     if drop:
         drop_alias(opened, name)
     elif name and artifact:
@@ -56,8 +55,9 @@ def alias(
 
 @app.command("gc")
 def collect_garbage(
-    recipe: Recipe = "",
-    store: Root = "artifacts",
+    recipe: OneRecipe = "",
+    store: Root = "",
+    of_recipe: Recipe = "",
     last: Annotated[
         int, typer.Option(min=0, max=10_000, help="Runs, and artifacts a step, that stay.")
     ] = 3,
@@ -80,7 +80,8 @@ def collect_garbage(
     from lmpipe.artifacts.retention import RetentionPolicy
     from lmpipe.report.wording import size
 
-    opened, console = _open(recipe, store), Console()
+    opened = open_store(store, named_recipe(recipe, of_recipe))
+    console = Console()
     policy = RetentionPolicy(last=last, days=days)
     if best:
         policy = RetentionPolicy(last=last, days=days, best=tuple(map(_best, best)))
@@ -100,21 +101,25 @@ def collect_garbage(
 
 @app.command("accounting")
 def accounting(
-    recipe: Recipe = "",
-    store: Root = "artifacts",
+    recipe: OneRecipe = "",
+    store: Root = "",
+    of_recipe: Recipe = "",
     prices: Annotated[
         Path | None, typer.Option(help="YAML table of prices; see lmpipe/report/prices.yaml.")
     ] = None,
     to: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("accounting"),
 ) -> None:
-    """Write what runs and stages took: accounting.parquet, and accounting.html to look at."""
+    """Write what runs and stages took: accounting.parquet, and accounting.html to look at.
+
+    A recipe as argument: only what it took; as --recipe: all that is in its store.
+    """
     from lmpipe.artifacts.attempts import read_attempts
     from lmpipe.report.accounting import account, make_page, to_parquet
     from lmpipe.report.html import write_html
     from lmpipe.report.prices import load_prices
 
     check_folder("--to", to)
-    opened = _open(recipe, store)
+    opened = open_store(store, named_recipe(recipe, of_recipe))
     table = load_prices(prices) if prices else load_prices()
     rows = account(read_attempts(opened), table)
     if recipe:
@@ -175,16 +180,6 @@ def _print_each(console: Console, verdicts: "list[Verdict]") -> None:
             )
         line = f"{stored.home}  {what}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _open(recipe: str, store: str) -> "Store":
-    from lmpipe.artifacts.store import Store
-
-    if not recipe:
-        return Store(store)
-    from flows.recipe import load_recipe
-
-    return load_recipe(recipe).settings().store
 
 
 def _best(text: str) -> "BestOf":

@@ -16,6 +16,7 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flows.stores import default_root
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
 from lmpipe.alignment.sft import SftConfig
@@ -60,7 +61,11 @@ class _Section(BaseModel):
 class StoreSpec(_Section):
     """Where artifacts lie."""
 
-    root: PathOrUrl = Field("artifacts", description="A folder, file:///… or s3://bucket/prefix.")
+    root: PathOrUrl = Field(
+        "artifacts",
+        description="A folder, file:///… or s3://bucket/prefix. A relative folder in a recipe file "
+        "starts from that file, in --set and in a form from the working directory.",
+    )
 
 
 class Sources(_Section):
@@ -210,6 +215,7 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
     """
     path = _path_of(name)
     raw = _read(path, name, ())
+    _default_store(raw, path)
     for change in changes or []:
         _apply(raw, change)
     _note_changes(raw, changes or [])
@@ -251,6 +257,8 @@ def _read(path: Path, name: str, below: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from error
     raw = _parse(text, str(path))
     raw.setdefault("base", str(path.parent.absolute()))
+    if not _is_shipped(path):
+        _anchor_places(raw, path.parent.absolute())
     report = raw.setdefault("report", {})
     if "name" in raw and isinstance(report, dict):
         report.setdefault("recipe", path.stem if path.parent == RECIPES else path.name)
@@ -294,6 +302,30 @@ def _extended(
     if raw.get("base", inherited["base"]) != inherited["base"]:
         _anchor(inherited)
     return _merged(inherited, raw)
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.resolve().parent == RECIPES.resolve()
+
+
+def _default_store(raw: dict[str, Any], path: Path) -> None:
+    """Put the store of a recipe that names none beside its file; a shipped one's, where we are."""
+    store = raw.setdefault("store", {})
+    if isinstance(store, dict):
+        folder = "" if _is_shipped(path) else str(path.parent.absolute())
+        store.setdefault("root", default_root(folder))
+
+
+def _anchor_places(raw: dict[str, Any], folder: Path) -> None:
+    """Make a recipe file's own relative places absolute: they start from the file's folder."""
+    stages = raw.get("stage_runtime")
+    runtimes = [raw.get("runtime"), *(stages.values() if isinstance(stages, dict) else ())]
+    places = [(raw.get("store"), "root")]
+    places += [(runtime, key) for runtime in runtimes for key in ("hostfile", "scratch")]
+    for section, key in places:
+        place = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(place, str) and place and "://" not in place:
+            section[key] = str(folder / Path(place).expanduser())
 
 
 def _anchor(raw: dict[str, Any]) -> None:

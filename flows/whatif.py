@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
+from flows.stores import Recipe, Root, open_store
 from lmpipe.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,17 +29,17 @@ def whatif(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Such as thresholds.gopher_min_words=30."),
     ] = None,
-    store: Annotated[str, typer.Option("--store", help="The store's root.")] = "artifacts",
+    store: Root = "",
+    recipe: Recipe = "",
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Shown each way.")] = 10,
 ) -> None:
     """Say what changed bounds of select would keep and drop, by language and host."""
     from lmpipe.artifacts.lookup import find_by_prefix
-    from lmpipe.artifacts.store import Store
     from lmpipe.artifacts.types import Documents
     from lmpipe.curation.select import SelectConfig
     from lmpipe.curation.whatif import compare
 
-    opened = Store(store)
+    opened = open_store(store, recipe)
     manifest, before = find_by_prefix(opened, artifact), SelectConfig()
     if manifest.stage == "select":
         before = _config_of(manifest)

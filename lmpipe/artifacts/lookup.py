@@ -125,7 +125,7 @@ def find_by_prefix(store: Store, prefix: str) -> Manifest:
         names = ", ".join(f"{m.stage}/{m.id}" for m in found[:8]) or "none"
         raise StoreError(
             f"{prefix!r} must name one artifact in {store.root}; it matches {names}. `lmpipe ls "
-            "--store …` lists them"
+            f"--store {store.root}` lists them"
         )
     return found[0]
 
