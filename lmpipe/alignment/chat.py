@@ -18,13 +18,12 @@ starts behind it. Contents are encoded with special tokens switched off: a user 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmpipe.documents.text_files import json_lines
+from lmpipe.documents.text_files import json_lines, parse_json
 from lmpipe.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ def read_conversations(path: Path) -> list[list[Message]]:
     conversations = []
     for number, line in json_lines(path.read_bytes()):
         try:
-            conversations.append(_conversation(json.loads(line)))
+            conversations.append(_conversation(parse_json(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f'{path.name}, line {number}: expected {{"messages": [{{"role": '

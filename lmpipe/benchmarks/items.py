@@ -17,12 +17,11 @@ that is silently empty is never decontaminated against.
 
 import gzip
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from lmpipe.documents.text_files import json_lines
+from lmpipe.documents.text_files import json_lines, parse_json
 from lmpipe.errors import InputError
 
 
@@ -126,7 +125,7 @@ def read_items(benchmark: str, source: Files, name: str) -> Iterator[EvalItem]:
 def parse_item(benchmark: str, index: int, line: bytes | str, where: str) -> EvalItem:
     """Read one line. `where` names it in errors."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise InputError(f"{where} is no JSON: {error}") from error
     keys = set(row) if isinstance(row, dict) else set()

@@ -1,7 +1,6 @@
 """A contamination report on files outside the store, such as conversations for fine-tuning."""
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from lmpipe.benchmarks.items import benchmark_digests, read_benchmarks
 from lmpipe.curation.contamination import Findings, flag_documents, report, scan_texts
 from lmpipe.curation.decontaminate import DecontaminateConfig
 from lmpipe.curation.ngram_index import NgramIndex
-from lmpipe.documents.text_files import json_lines
+from lmpipe.documents.text_files import json_lines, parse_json
 from lmpipe.errors import InputError
 
 
@@ -67,7 +66,7 @@ def texts_of_records(path: Path) -> Iterator[str]:
         raise InputError(f"{path} is no whole gzip file: {error}; fetch it again") from error
     for number, line in json_lines(plain):
         try:
-            text = "\n".join(_strings(json.loads(line)))
+            text = "\n".join(_strings(parse_json(line)))
         except ValueError as error:
             raise InputError(f"{path}:{number} is no JSON: {error}") from error
         if not text.strip():

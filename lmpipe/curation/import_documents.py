@@ -6,7 +6,6 @@ from; a file that breaks off gives the rows before the break.
 
 import gzip
 import io
-import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
-from lmpipe.documents.text_files import as_utf8, utf8_lines
+from lmpipe.documents.text_files import as_utf8, parse_json, utf8_lines
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -252,7 +251,7 @@ def _value(value: Any) -> Any:
 
 def _json_row(line: bytes) -> dict[str, Any] | str:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except (ValueError, RecursionError):  # 100,000 brackets overflow the parser's stack
         return "invalid_json"
     return row if isinstance(row, dict) else "no_json_object"

@@ -9,7 +9,6 @@ Source: Joulin et al. 2016; Li et al. 2024 (DCLM), section 4.4.
 
 import gzip
 import hashlib
-import json
 from typing import Any
 
 from pydantic import Field
@@ -17,7 +16,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Model, Source
-from lmpipe.documents.text_files import json_lines
+from lmpipe.documents.text_files import json_lines, parse_json
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -133,7 +132,7 @@ def _read_examples(examples: Source, config: QualityClassifierConfig) -> list[tu
             data = gzip.decompress(data)
         for number, line in json_lines(data):
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 label, text = str(row[config.label_field]), str(row["text"])
             except (ValueError, KeyError, TypeError) as error:
                 fields = f'{{"text", "{config.label_field}"}}'

@@ -5,7 +5,6 @@ documents with the highest log weight plus noise; both are in the ledger's score
 """
 
 import gzip
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
-from lmpipe.documents.text_files import json_lines, read_text_file
+from lmpipe.documents.text_files import json_lines, parse_json, read_text_file
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -83,7 +82,7 @@ def target_texts(target: Source) -> list[str]:
         data = target.local(name).read_bytes()
         for number, line in json_lines(gzip.decompress(data) if name.endswith(".gz") else data):
             try:
-                texts.append(str(json.loads(line)["text"]))
+                texts.append(str(parse_json(line)["text"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(
                     f'{name} line {number} is no {{"text"}} object: {error!r}'

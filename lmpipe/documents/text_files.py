@@ -3,14 +3,19 @@
 A byte order mark is a signature and no content: it names UTF-8, UTF-16 or UTF-32 and is left out.
 Without one a file is UTF-8; UTF-16 without a mark is not guessed. Lines end at \\n alone, as those
 of JSON Lines do: in its strings U+2028 and U+0085 stand as they are, where `str.splitlines` cuts.
+JSON may escape half of a surrogate pair, which is no character and in no encoding: it becomes
+U+FFFD, as what an encoding lacks does. Refusing the line, the alternative, would lose a whole
+conversation for half an emoji.
 """
 
 import codecs
 import gzip
+import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lmpipe.errors import InputError
 
@@ -22,6 +27,11 @@ _MARKS = (  # UTF-32's little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+
+
+# What may be half of a pair: its escape, or its three bytes, which Python's json lets through.
+_MAYBE_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def _marked(head: bytes) -> str | None:
@@ -84,11 +94,42 @@ def json_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+def parse_json(line: bytes | str) -> Any:
+    """Return the value of a line of JSON Lines, halves of surrogate pairs as U+FFFD.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: its brackets are nested too deeply.
+    """
+    value = json.loads(line)
+    data = line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line
+    return _whole(value) if _MAYBE_HALF.search(data) else value
+
+
+def _whole(value: Any) -> Any:
+    """Return a JSON value whose strings are all Unicode text."""
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return value
+
+
 def utf8_copy(path: Path, folder: Path) -> Path:
-    """Return a file that is UTF-8: itself, or a copy in `folder` of one in UTF-16 or UTF-32."""
+    """Return a JSON Lines file that any reader takes: itself, or a copy of it in `folder`.
+
+    A copy is made of one in UTF-16 or UTF-32, and of one that holds half a surrogate pair.
+    """
     data = path.read_bytes()
-    if _marked(data) in (None, "utf-8-sig"):
+    is_utf8 = _marked(data) in (None, "utf-8-sig")
+    if is_utf8 and not _MAYBE_HALF.search(data):
         return path
+    plain = as_utf8(data)
+    if _MAYBE_HALF.search(plain):
+        rows = [parse_json(line) for _, line in json_lines(plain)]
+        plain = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     copy = folder / path.name
-    copy.write_bytes(as_utf8(data))
+    copy.write_bytes(plain)
     return copy

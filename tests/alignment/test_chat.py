@@ -137,3 +137,12 @@ def test_conversations_are_read(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "é"}, {"role": "assistant", "content": "b"}]
     path.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
     assert read_conversations(path) == [[Message("user", "é"), Message("assistant", "b")]]
+
+
+def test_half_an_emoji_in_a_conversation_is_read_as_the_replacement_character(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c.jsonl"
+    turns = '{"role": "user", "content": "a\\ud83d"}, {"role": "assistant", "content": "b"}'
+    path.write_text(f'{{"messages": [{turns}]}}\n')
+    assert read_conversations(path) == [[Message("user", "a\ufffd"), Message("assistant", "b")]]

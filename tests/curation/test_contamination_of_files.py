@@ -31,3 +31,16 @@ def test_conversations_that_hold_test_items_are_told_item_by_item(tmp_path: Path
         chat.write_text(line + "\n")
         with pytest.raises(InputError, match=message):
             report_on_files([chat], [GSM8K / "test.jsonl"], 13)
+
+
+def test_half_an_emoji_in_a_conversation_or_item_ends_no_search(tmp_path: Path) -> None:
+    chat, items = tmp_path / "chat.jsonl", tmp_path / "items.jsonl"
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    chat.write_text(
+        '{"messages": [{"role": "user", "content": "half \\ud83d of one"},'
+        f' {{"role": "assistant", "content": "{words}"}}]}}\n'
+    )
+    items.write_text(f'{{"question": "{words}", "answer": "\\ude00"}}\n')
+    report = report_on_files([chat], [items], 13)
+    assert (report["documents"], report["flagged_documents"]) == (1, 1)
+    json.dumps(report, ensure_ascii=False).encode()

@@ -197,8 +197,8 @@ def test_hostile_rows_cost_themselves_only(bench: Workbench) -> None:
     ]
     source = bench.files("corpus", a__jsonl=b"\n".join(lines))
     documents = bench.run(import_documents, ImportDocumentsConfig(), source)
-    assert column(documents, "text") == ["half a pair", "last"]
-    assert column(documents, "url") == ["http://a.example/?", None]
+    assert column(documents, "text") == ["half a pair \ufffd", "last"]
+    assert column(documents, "url") == ["http://a.example/\ufffd", None]
     assert documents.metrics["removed"] == {"invalid_json": 2}
 
 

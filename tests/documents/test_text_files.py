@@ -1,6 +1,7 @@
 import codecs
 import gzip
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from lmpipe.documents.text_files import (
     as_utf8,
     json_lines,
+    parse_json,
     read_text_file,
     utf8_copy,
     utf8_lines,
@@ -76,3 +78,29 @@ def test_a_file_is_copied_only_if_another_reader_would_not_read_it(tmp_path: Pat
         copy = utf8_copy(path, tmp_path / "copies")
         assert (copy != path) == is_copied
         assert copy.read_bytes().removeprefix(codecs.BOM_UTF8) == b"x"
+
+
+HALVES = [
+    (
+        rb'{"a": ["x\ud83d", {"\uDE00k": 1}], "b": "\ud83d\ude00"}',
+        {"a": ["x\ufffd", {"\ufffdk": 1}], "b": "\U0001f600"},
+    ),
+    (b'"\xed\xa0\xbdx"', "\ufffdx"),
+    (b'"\\ud83d\\ud83d\\ude00"', "\ufffd\U0001f600"),
+    (b'["plain", 1.5, null]', ["plain", 1.5, None]),
+]
+
+
+@pytest.mark.parametrize(("line", "value"), HALVES)
+def test_half_of_a_surrogate_pair_is_the_replacement_character(line: bytes, value: object) -> None:
+    assert parse_json(line) == value
+    json.dumps(parse_json(line), ensure_ascii=False).encode()  # is text in every encoding
+
+
+def test_a_file_with_half_a_surrogate_pair_is_copied_as_what_it_is_read_as(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": "x\\ud83d"}\n\n{"a": "y"}\n')
+    copy = utf8_copy(path, tmp_path / "copies")
+    rows = [json.loads(line) for line in copy.read_text("utf-8").splitlines()]
+    assert copy != path and rows == [{"a": "x\ufffd"}, {"a": "y"}]
