@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -54,3 +55,7 @@ class AlignmentConfig(StageConfig):
     def _has_enough_heldout_problems(self) -> AlignmentConfig:
         problems(self.task.build(), self.seed, "heldout", 0, self.heldout_problems)
         return self
+
+    def identity_files(self) -> tuple[Path, ...]:
+        """Return the code of the task: it makes the problems and pays for the answers."""
+        return self.task.identity_files()

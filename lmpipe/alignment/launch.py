@@ -40,7 +40,7 @@ def run_alignment(
             out.log("going on from the checkpoint of an earlier attempt")
         request = {
             **job,
-            "config": config.identity(),
+            "config": config.model_dump(mode="json"),
             "policy": str(policy.local_dir("model")),
             "policy_meta": policy.read_json("meta.json"),
             "result": str(result),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from lmpipe.artifacts.stage import StageConfig
 from lmpipe.errors import ConfigError
+from lmpipe.rewards import arithmetic, problem, sorting
 from lmpipe.rewards.arithmetic import Arithmetic
 from lmpipe.rewards.problem import Problem, Split, Task
 from lmpipe.rewards.sorting import Sorting
+
+MODULES: dict[str, ModuleType] = {"arithmetic": arithmetic, "sorting": sorting}
 
 
 class TaskConfig(StageConfig):
@@ -31,6 +37,10 @@ class TaskConfig(StageConfig):
         except ValueError as error:
             raise ConfigError(str(error)) from error
         return self
+
+    def identity_files(self) -> tuple[Path, ...]:
+        """Return the code that makes the problems and pays for the answers."""
+        return tuple(Path(inspect.getfile(module)) for module in (problem, MODULES[self.name]))
 
     def build(self) -> Task:
         """Return the task itself."""

@@ -39,7 +39,8 @@ def manifest_path(stage: str, artifact: str) -> str:
 
 def identify(stage: Stage[Any], config: StageConfig, inputs: Inputs) -> str:
     """Return the id of what a stage makes from a config and inputs."""
-    return artifact_id(stage.name, stage.version, config.identity(), digests(inputs))
+    files = config.identity_file_digests()
+    return artifact_id(stage.name, stage.version, config.identity(), digests(inputs), files)
 
 
 def digests(inputs: Inputs) -> dict[str, list[str]]:
@@ -137,21 +138,34 @@ def nearest(
 
     A damaged one is nobody's relative: it must not stop a plan that has no use for it.
     """
-    new = _flatten(stage.version, config.identity(), digests(inputs))
     best: tuple[Manifest, list[Difference]] | None = None
     for manifest in list_manifests(store, stage.name, damaged=[])[:MAX_RELATIVES]:
-        found = difference(manifest_fields(manifest), new)
+        found = differences_to(manifest, stage, config, inputs)
         if best is None or len(found) < len(best[1]):
             best = (manifest, found)
     return best
 
 
+def differences_to(
+    manifest: Manifest, stage: Stage[Any], config: StageConfig, inputs: Inputs
+) -> list[Difference]:
+    """Return in what an artifact differs from what a stage would make now.
+
+    A neutral field that it has not yet is no difference.
+    """
+    files, by_role = config.identity_file_digests(), digests(inputs)
+    new = _flatten(stage.version, config.model_dump(mode="json"), by_role, files)
+    bearing = _flatten(stage.version, config.identity(), by_role, files)
+    old = manifest_fields(manifest)
+    return difference(old, {field: new[field] for field in new if field in bearing or field in old})
+
+
 def manifest_fields(manifest: Manifest) -> dict[str, Any]:
-    """Return all that bears an artifact's identity, flat: version, config fields, input digests."""
+    """Return all that bears an artifact's identity, flat: version, config, files, input digests."""
     by_role: dict[str, list[str]] = {}
     for record in manifest.inputs:
         by_role.setdefault(record.role, []).append(record.digest)
-    return _flatten(manifest.version, manifest.config, by_role)
+    return _flatten(manifest.version, manifest.config, by_role, manifest.files)
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
@@ -160,9 +174,15 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differenc
     return [Difference(f, old.get(f), new.get(f)) for f in fields if old.get(f) != new.get(f)]
 
 
-def _flatten(version: int, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(
+    version: int,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    files: Mapping[str, str],
+) -> dict[str, Any]:
     flat: dict[str, Any] = {"version": version}
     flat.update(_leaves("config", config))
+    flat.update({f"file {name}": [digest] for name, digest in files.items()})
     flat.update({f"input.{role}": value for role, value in inputs.items() if value})
     return flat
 

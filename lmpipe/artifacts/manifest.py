@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmpipe.errors import StoreError
 
-SCHEMA_VERSION = 2  # 2: provenance names the run (origin) and the CPU time
+# 2: provenance names the run (origin) and the CPU time
+# 3: the files whose bytes enter the id; what an adopted artifact was adopted from
+SCHEMA_VERSION = 3
 
 
 class FileRecord(BaseModel):
@@ -75,6 +77,18 @@ class Provenance(BaseModel):
     origin: Origin = Origin()
 
 
+class Adoption(BaseModel):
+    """An operator's word that another artifact serves as this one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    id: str = Field(description="The artifact that serves; its objects are these.")
+    fields: dict[str, list[Any]] = Field(
+        description="Each field in which the two differ, with its old and its new value."
+    )
+
+
 class Manifest(BaseModel):
     """What an artifact is, what it was made from, and what it holds."""
 
@@ -88,12 +102,19 @@ class Manifest(BaseModel):
     id: str
     attempt: str
     config: dict[str, Any]
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="sha256 of the files that enter the id, by name.",
+    )
     inputs: list[InputRecord]
     outputs: list[FileRecord]
     digest: str
     metrics: dict[str, Any]
     inexact: list[dict[str, str]] = Field(
         default_factory=list, description="Records that a time or memory limit stopped."
+    )
+    adopted: Adoption | None = Field(
+        None, description="What it was adopted from; None: its stage has made it."
     )
     provenance: Provenance
 

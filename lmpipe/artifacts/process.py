@@ -61,7 +61,7 @@ def build_in_child(
     """
     job = {
         "stage": stage.reference,
-        "config": config.identity(),
+        "config": config.model_dump(mode="json"),
         "inputs": {role: [_reference(a) for a in as_list(value)] for role, value in inputs.items()},
         "store": store.root,
         "runtime": runtime.model_dump(mode="json"),

@@ -16,11 +16,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from lmpipe.artifacts.identity import canonical_json, config_identity, file_digest
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
@@ -49,6 +50,9 @@ class StageConfig(BaseModel):
         super().__pydantic_init_subclass__(**kwargs)
         for name, field in cls.model_fields.items():
             where = f"{cls.__name__}.{name}"
+            extra = field.json_schema_extra
+            if isinstance(extra, dict) and "neutral" in extra:
+                canonical_json(extra["neutral"])
             if not field.description:
                 raise ConfigError(f"{where} has no description; give it Field(description=…)")
             for part in _parts(field.annotation):
@@ -59,8 +63,16 @@ class StageConfig(BaseModel):
                     )
 
     def identity(self) -> dict[str, Any]:
-        """Return the config as plain JSON values, which is what enters the id."""
-        return self.model_dump(mode="json")
+        """Return what of the config enters the id, as plain JSON values: see `neutral`."""
+        return config_identity(self)
+
+    def identity_files(self) -> tuple[Path, ...]:
+        """Return the files of lmpipe whose bytes say what the stage does; they enter the id."""
+        return ()
+
+    def identity_file_digests(self) -> dict[str, str]:
+        """Return the sha256 of each of those files, by its name: where it lies is no identity."""
+        return {path.name: file_digest(path) for path in self.identity_files()}
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class EvaluateConfig(StageConfig):
     )
     limit: int = Field(0, ge=0, le=10**9, description="Items per task, from the first; 0 for all.")
 
+    def identity_files(self) -> tuple[Path, ...]:
+        """Return the tasks' files: what is asked and how it is scored."""
+        return tuple(TASK_FOLDER / f"{name}.yaml" for name in self.tasks)
+
     @field_validator("tasks")
     @classmethod
     def _known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _exact_family(config: ModelConfig) -> Family | None:
 
 
 def _own_fields(config: ModelConfig) -> dict[str, Any]:
-    return {"architectures": ["Decoder"], "model_type": OWN, OWN: config.identity()}
+    return {"architectures": ["Decoder"], "model_type": OWN, OWN: config.model_dump(mode="json")}
 
 
 def load_model(

@@ -139,7 +139,7 @@ def scale(
     vocab_size = int(tokenizer.read_json("meta.json")["vocab_size"])
     with out.previous_checkpoint(runtime) as previous:
         job = {
-            "config": config.identity(),
+            "config": config.model_dump(mode="json"),
             "shards": reference(shards),
             "vocab_size": vocab_size,
             "resume": str(previous) if previous else "",
@@ -167,7 +167,7 @@ def sweep_series(config: ScaleConfig, vocab_size: int) -> list[dict[str, Any]]:
     plan.append((config.held_out_width, [config.held_out_tokens], True))
     return [
         {
-            "shape": (shape := config.shape(width).with_vocab(vocab_size)).identity(),
+            "shape": (shape := config.shape(width).with_vocab(vocab_size)).model_dump(mode="json"),
             "parameters": count_parameters(shape).matmul,
             "budgets": budgets,
             "rate": config.rate(width),
