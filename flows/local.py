@@ -16,6 +16,7 @@ from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import get_current_settings
 
 from flows.recipe import PipelineConfig
+from flows.remote import in_short
 from flows.run import execute
 from lmpipe.errors import ConfigError, LmpipeError
 from tasks.bridge import Listener
@@ -45,11 +46,13 @@ def run_locally(
 
     @flow(name=name, flow_run_name=recipe.name, validate_parameters=False)
     def local(recipe: PipelineConfig, selection: Selection) -> list[Step]:
-        return execute(name, recipe, selection, listener, flow_run.get_id() or "")
+        """Run the whole recipe; its parameter is what the UI shows of it."""
+        return execute(name, whole, selection, listener, flow_run.get_id() or "")
 
+    whole = recipe
     with _ephemeral_server():
         try:
-            return local(recipe, selection)
+            return local(in_short(recipe), selection)
         finally:
             # Lines that meet a stopped server are lost, and trying them again kept a run of 25,000
             # lines from ending for 157 s; the server takes about 400 a second.

@@ -1,10 +1,12 @@
 """Queueing runs on a Prefect server instead of running them here."""
 
+import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from flows.recipe import PipelineConfig
+from lmpipe.artifacts.source import SourceSpec
 from lmpipe.errors import ConfigError
 from tasks.plan import Step
 from tasks.selection import Selection
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 GPU_LIMIT = "gpu"  # the global concurrency limit that `lmpipe deploy` makes
+SHOWN_PATHS = 100  # of a source, in the parameters of a run that does not read them there
 FlowName = Literal["pipeline", "curate", "tokenize", "pretrain", "align", "evaluate", "scale"]
 
 
@@ -24,6 +27,28 @@ def deployed_parameters(recipe: PipelineConfig, selection: Selection) -> dict[st
         "recipe": shipped.model_dump(mode="json"),
         "selection": selection.model_dump(mode="json"),
     }
+
+
+def in_short(recipe: PipelineConfig) -> PipelineConfig:
+    """Return a recipe as a run shows it: of a long list of source paths the first ones.
+
+    Prefect refuses parameters above half a MB, which 4,200 paths are. What runs here needs none of
+    them from there.
+    """
+
+    def shortened(spec: SourceSpec) -> SourceSpec:
+        left_out = len(spec.paths) - SHOWN_PATHS
+        if left_out <= 0:
+            return spec
+        paths = (*spec.paths[:SHOWN_PATHS], f"… and {left_out} more")
+        return spec.model_copy(update={"paths": paths})
+
+    sources = recipe.sources
+    specs: dict[str, Any] = {
+        name: shortened(spec) for name, spec in sources if isinstance(spec, SourceSpec)
+    }
+    specs["mixture"] = {name: shortened(spec) for name, spec in sources.mixture.items()}
+    return recipe.model_copy(update={"sources": sources.model_copy(update=specs)})
 
 
 def submit(flow: str, recipe: PipelineConfig, selection: Selection, asked_by: str) -> "FlowRun":
@@ -111,7 +136,14 @@ def require_server() -> str:
 def _queue(deployment: str, parameters: dict[str, Any], key: str | None) -> "FlowRun":
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
+    from prefect.settings import get_current_settings
 
+    size, limit = len(json.dumps(parameters)), get_current_settings().server.api.max_parameter_size
+    if 0 < limit < size:
+        raise ConfigError(
+            f"the recipe has {size:,} bytes with its source paths, a Prefect server takes {limit:,}"
+            ": write the paths into a file, one a line, and name it in their place, paths: [@FILE]"
+        )
     try:
         run: Any = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key)
     except ObjectNotFound as error:
