@@ -6,12 +6,13 @@ scheme), `words.LANGUAGE.txt` (words or phrases; counted in documents of that la
 that one language's word is not another's insult).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from lmpipe.artifacts.types import Source
-from lmpipe.curation.language import normalise_language
+from lmpipe.curation.language import policy_language
+from lmpipe.curation.language_policy import said_as
 from lmpipe.curation.words import split_words
 from lmpipe.documents.text_files import read_text_file
 from lmpipe.errors import ConfigError, InputError
@@ -20,9 +21,15 @@ UNSPACED = ("ja", "th", "zh")  # scripts without spaces between words
 
 
 class BlockLists:
-    """Look documents up in the lists."""
+    """Look documents up in the lists.
 
-    def __init__(self, files: dict[str, Path]) -> None:
+    Args:
+        files: by name.
+        known: the codes of the language model, of which a file may name another (nb for no).
+    """
+
+    def __init__(self, files: dict[str, Path], known: Collection[str] = ()) -> None:
+        self._known = known
         self._hosts: set[str] = set()
         self._urls: dict[str, list[str]] = {}  # by host
         self._words: dict[str, set[str]] = {}
@@ -48,9 +55,14 @@ class BlockLists:
 
     def _add_words(self, name: str, entries: Iterable[str]) -> None:
         try:
-            language = normalise_language(name.split(".")[1])
+            named = policy_language(name.split(".")[1])
         except ConfigError as error:
             raise InputError(f"block list {name!r}: {error}") from error
+        entries = list(entries)
+        for language in said_as(named, self._known) or [named]:
+            self._add_words_of(language, entries)
+
+    def _add_words_of(self, language: str, entries: Iterable[str]) -> None:
         for entry in entries:
             parts = split_words(entry.lower())
             if language not in UNSPACED and len(parts) == 1:
@@ -90,9 +102,9 @@ class BlockLists:
         return count
 
 
-def read_block_lists(source: Source) -> BlockLists:
+def read_block_lists(source: Source, known: Collection[str] = ()) -> BlockLists:
     """Read the lists that a source pins."""
-    return BlockLists({name: source.local(name) for name in source.names()})
+    return BlockLists({name: source.local(name) for name in source.names()}, known)
 
 
 def _plain_host(host: str) -> str:

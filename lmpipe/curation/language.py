@@ -4,7 +4,8 @@ fastText's lid.176 reads a line; a page's first lines are menus and API names, w
 Turkish or Russian. So documents are judged by three slices of their body, without what
 looks like code; where that leaves doubt, by a longer sample. Labels and the
 codes in configs are brought to ISO 639-1 wherever a two-letter code exists: `eng`, `en-US` and
-`eng_Latn` are all `en`, and a code that nobody knows is refused instead of removing everything.
+`eng_Latn` are all `en`. Any other label of a model is read as ISO 639-3 with a script: `ace_Latn`
+is `ace`. A text without letters is `und`, undetermined, as is one whose label is no language's.
 """
 
 import re
@@ -17,27 +18,27 @@ from lmpipe.errors import ConfigError
 
 # ISO 639-1 with its ISO 639-3 code(s)
 _CODE_TABLE = """
-aa aar ab abk ae ave af afr ak aka am amh an arg ar ara,arb as asm av ava ay aym az aze,azj
+aa aar ab abk ae ave af afr ak aka am amh an arg ar ara,arb as asm av ava ay aym,ayr az aze,azj
 ba bak be bel bg bul bh bih bi bis bm bam bn ben bo bod br bre bs bos ca cat ce che ch cha
 co cos cr cre cs ces,cze cu chu cv chv cy cym,wel da dan de deu,ger dv div dz dzo ee ewe
 el ell,gre en eng eo epo es spa et est,ekk eu eus,baq fa fas,per,pes ff ful fi fin fj fij
-fo fao fr fra,fre fy fry ga gle gd gla gl glg gn grn gu guj gv glv ha hau he heb hi hin
-ho hmo hr hrv ht hat hu hun hy hye,arm hz her ia ina id ind ie ile ig ibo ii iii ik ipk
+fo fao fr fra,fre fy fry ga gle gd gla gl glg gn grn gu guj gv glv ha hau he heb,iw hi hin
+ho hmo hr hrv ht hat hu hun hy hye,arm hz her ia ina id ind,in ie ile ig ibo ii iii ik ipk
 io ido is isl,ice it ita iu iku ja jpn jv jav ka kat,geo kg kon ki kik kj kua kk kaz kl kal
 km khm kn kan ko kor kr kau ks kas ku kur,kmr kv kom kw cor ky kir la lat lb ltz lg lug
-li lim ln lin lo lao lt lit lu lub lv lav,lvs mg mlg mh mah mi mri,mao mk mkd,mac ml mal
+li lim ln lin lo lao lt lit lu lub lv lav,lvs mg mlg,plt mh mah mi mri,mao mk mkd,mac ml mal
 mn mon,khk mr mar ms msa,may,zsm mt mlt my mya,bur na nau nb nob nd nde ne nep,npi ng ndo
-nl nld,dut nn nno no nor nr nbl nv nav ny nya oc oci oj oji om orm or ori,ory os oss pa pan
+nl nld,dut nn nno no nor nr nbl nv nav ny nya oc oci oj oji om orm,gaz or ori,ory os oss pa pan
 pi pli pl pol ps pus,pbt pt por qu que rm roh rn run ro ron,rum ru rus rw kin sa san sc srd
-sd snd se sme sg sag si sin sk slk,slo sl slv sm smo sn sna so som sq sqi,alb sr srp ss ssw
-st sot su sun sv swe sw swa,swh ta tam te tel tg tgk th tha ti tir tk tuk tl tgl tn tsn
+sd snd se sme sg sag sh hbs si sin sk slk,slo sl slv sm smo sn sna so som sq sqi,alb sr srp ss ssw
+st sot su sun sv swe sw swa,swh ta tam te tel tg tgk th tha ti tir tk tuk tl tgl,fil tn tsn
 to ton tr tur ts tso tt tat tw twi ty tah ug uig uk ukr ur urd uz uzb,uzn ve ven vi vie
-vo vol wa wln wo wol xh xho yi yid yo yor za zha zh zho,chi,cmn zu zul
+vo vol wa wln wo wol xh xho yi yid,ydd,ji yo yor za zha zh zho,chi,cmn zu zul
 """
 # labels of lid.176 that have three letters because ISO 639-1 has no code for them
 _THREE_LETTER_TABLE = """
 als arz ast azb bar bcl bpy bxr cbk ceb ckb diq dsb dty eml frr gom hif hsb ilo jbo kab krc
-lez lmo lrc mai mhr min mrj mwl myv mzn nah nap nds new pam pfl pms pnb rue sah scn sco sh
+lez lmo lrc mai mhr min mrj mwl myv mzn nah nap nds new pam pfl pms pnb rue sah scn sco
 tyv vec vep vls war wuu xal xmf yue
 """
 _PAIRS = _CODE_TABLE.split()
@@ -47,10 +48,13 @@ _TWO_LETTER = {two: two for two in _PAIRS[::2]} | {
     for three in threes.split(",")
 }
 _THREE_LETTER = frozenset(_THREE_LETTER_TABLE.split())
+_WITH_SCRIPT = {"als": "sq"}  # bare, it is lid.176's Alemannic
 _SEPARATOR = re.compile(r"[-_]")
 # words of programs hold brackets, operators or underscores; digits, dots and slashes prove nothing
 _CODE = re.compile(r"[{}\[\]<>=|\\#$^&*~`+@_]")
 MIN_PROSE_WORDS = 10
+UNKNOWN = "und"
+_NO_LETTER = "\u2139"  # an emoji that Unicode calls a letter
 
 
 @lru_cache(1024)
@@ -68,6 +72,44 @@ def normalise_language(code: str) -> str:
     raise ConfigError(
         f"language {code!r} is unknown; use ISO 639-1 (en), 639-3 (eng) or BCP 47 (en-US)"
     )
+
+
+def policy_language(code: str) -> str:
+    """Return the code of a language in a config, where any three letters may be ISO 639-3.
+
+    Raises:
+        ConfigError: it is no notation of a language.
+    """
+    return _three_letters(code) or normalise_language(code)
+
+
+def label_language(label: str) -> str:
+    """Return the code of a model's label; UNKNOWN: it names no language."""
+    try:
+        return _three_letters(label) or normalise_language(label)
+    except ConfigError:
+        return UNKNOWN
+
+
+def _three_letters(label: str) -> str | None:
+    """Return ISO 639-3 as it is where no table here has it; None: it is something else."""
+    primary, *rest = _SEPARATOR.split(label.removeprefix("__label__").strip())
+    code = primary.lower()
+    if rest and code in _WITH_SCRIPT:
+        return _WITH_SCRIPT[code]
+    is_plain = len(code) == 3 and code.isascii() and code.isalpha()
+    return code if is_plain and code not in _TWO_LETTER else None
+
+
+def known_languages(model: Path) -> list[str]:
+    """Return the codes that a model can say, in order."""
+    labels = load_fasttext(str(model)).get_labels()
+    return sorted({UNKNOWN, *map(label_language, labels)})
+
+
+def has_letters(text: str) -> bool:
+    """Say whether a text holds a letter, without which it is in no language."""
+    return any(character.isalpha() and character != _NO_LETTER for character in text)
 
 
 def sample(text: str, characters: int) -> str:
@@ -115,24 +157,23 @@ class LanguageIdentifier:
         self._looks = (sample_characters, second, max(more_characters, second))
         self._certain = certain
 
-    def __call__(self, text: str) -> tuple[str | None, float]:
-        """Return the code and its probability; a text without letters has none."""
-        code: str | None = None
-        score = 0.0
+    def __call__(self, text: str) -> tuple[str, float]:
+        """Return the code and its probability: UNKNOWN and 0 of a text without letters."""
+        code, score = UNKNOWN, 0.0
         for characters in self._looks:
             before = code
             code, score = self._look(sample(text, characters))
-            if score >= self._certain or code == before or len(text) <= characters:
+            is_settled = score >= self._certain or (code == before and code != UNKNOWN)
+            if is_settled or len(text) <= characters:
                 break
         return code, score
 
-    def _look(self, line: str) -> tuple[str | None, float]:
-        if not line:
-            return None, 0.0
+    def _look(self, line: str) -> tuple[str, float]:
+        if not has_letters(line):
+            return UNKNOWN, 0.0
         labels, scores = self._model.predict(line)
-        if not labels:
-            return None, 0.0
-        return normalise_language(labels[0]), min(1.0, float(scores[0]))
+        code = label_language(labels[0]) if labels else UNKNOWN
+        return code, 0.0 if code == UNKNOWN else min(1.0, float(scores[0]))
 
 
 @lru_cache(4)

@@ -14,12 +14,13 @@ Source: Wenzek et al. 2019 (CCNet), section 4.
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lmpipe.curation.language import normalise_language
+from lmpipe.curation.language_policy import said_as
 from lmpipe.curation.words import split_words
 from lmpipe.documents.text_files import read_text_file
 from lmpipe.errors import ConfigError, InputError
@@ -36,24 +37,30 @@ def normalise_lines(text: str) -> Iterator[str]:
             yield " ".join(words)
 
 
-def models_by_language(names: Sequence[str]) -> dict[str, str]:
+def models_by_language(names: Sequence[str], known: Collection[str]) -> dict[str, str]:
     """Return model files by the language in their names; ANY_LANGUAGE is the one for all others.
+
+    Args:
+        known: the codes of the language model, of which a file may name another (nb for no).
 
     Raises:
         InputError: two files for one language.
     """
     found: dict[str, str] = {}
     for name in names:
-        language = _language_of(name)
-        if language in found:
-            what = (
-                f"language {language!r}" if language else "all languages without one of their own"
-            )
-            raise InputError(
-                f"{found[language]} and {name} are both KenLM models for {what}; name each file "
-                "by its language (en.kenlm, de-5gram.kenlm) and keep one of them"
-            )
-        found[language] = name
+        named = _language_of(name)
+        for language in said_as(named, known) or [named]:
+            if language in found:
+                what = (
+                    f"language {language!r}"
+                    if language
+                    else "all languages without one of their own"
+                )
+                raise InputError(
+                    f"{found[language]} and {name} are both KenLM models for {what}; name each "
+                    "file by its language (en.kenlm, de-5gram.kenlm) and keep one of them"
+                )
+            found[language] = name
     return found
 
 

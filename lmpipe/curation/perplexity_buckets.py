@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from lmpipe.artifacts.stage import StageConfig
-from lmpipe.curation.language import normalise_language
+from lmpipe.curation.language import policy_language
 
 COLUMN = "perplexity_bucket"
 Label = Literal["head", "middle", "tail", "all"]
@@ -54,7 +54,7 @@ class PerplexityBuckets(StageConfig):
                 raise ValueError(
                     f"cutoffs.{code}={[head, tail]} must be two perplexities, the lower one first"
                 )
-        normal = {normalise_language(code): cuts for code, cuts in sorted(cutoffs.items())}
+        normal = {policy_language(code): cuts for code, cuts in sorted(cutoffs.items())}
         if len(normal) < len(cutoffs):
             raise ValueError(f"cutoffs names one language twice: {sorted(cutoffs)}")
         return normal

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from lmpipe.artifacts.stage import StageConfig
-from lmpipe.curation.language import normalise_language
+from lmpipe.curation.language import policy_language
 from lmpipe.errors import did_you_mean
 
 
@@ -177,7 +177,7 @@ def _checked(by_language: ByLanguage) -> ByLanguage:
     """Bring codes, keys and values to one form, so that equal meanings have one id."""
     checked: ByLanguage = {}
     for code, changes in by_language.items():
-        language = normalise_language(code)
+        language = policy_language(code)
         if language in checked:
             raise ValueError(f"{code}: language {language!r} is named twice")
         checked[language] = {

@@ -16,7 +16,8 @@ from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.draws import Ensemble
-from lmpipe.curation.language import normalise_language
+from lmpipe.curation.language import policy_language
+from lmpipe.curation.language_policy import in_models_terms
 from lmpipe.curation.perplexity_buckets import COLUMN as BUCKET
 from lmpipe.curation.perplexity_buckets import PerplexityBuckets
 from lmpipe.curation.rules import RULES, LanguageThresholds, Thresholds
@@ -119,7 +120,7 @@ class SelectConfig(StageConfig):
     @field_validator("perplexity_bounds")
     @classmethod
     def _normalise_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
-        normal = {normalise_language(code): limit for code, limit in sorted(bounds.items())}
+        normal = {policy_language(code): limit for code, limit in sorted(bounds.items())}
         if len(normal) < len(bounds):
             raise ValueError(f"perplexity_bounds names one language twice: {sorted(bounds)}")
         for code, limit in normal.items():
@@ -130,7 +131,7 @@ class SelectConfig(StageConfig):
     @field_validator("languages")
     @classmethod
     def _normalise(cls, languages: dict[str, float]) -> dict[str, float]:
-        normal = {normalise_language(code): score for code, score in languages.items()}
+        normal = {policy_language(code): score for code, score in languages.items()}
         if len(normal) < len(languages):
             raise ValueError(f"languages names one language twice: {sorted(languages)}")
         for code, score in normal.items():
@@ -181,7 +182,7 @@ class SelectConfig(StageConfig):
         return self
 
 
-@stage(version=3, kind="exact")
+@stage(version=4, kind="exact")
 def select(
     out: Output[Documents], config: SelectConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:
@@ -189,6 +190,7 @@ def select(
 
     Raises:
         InputError: nothing is kept, or a bound has no signal to look at.
+        ConfigError: a language that the documents' language model never says.
     """
     from lmpipe.curation.bounds import find_limits
     from lmpipe.curation.margins import nearest_of
@@ -198,6 +200,7 @@ def select(
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
+    config = in_models_terms(config, documents)
     limits = find_limits(documents, config)
     work = partial(_select_shard, config=config, documents=documents, names=names, limits=limits)
     records = out.run_shards(list(names), work, runtime)

@@ -56,7 +56,7 @@ class SignalsConfig(StageConfig):
         return self
 
 
-@stage(version=4, kind="exact")
+@stage(version=5, kind="exact")
 def signals(
     out: Output[Documents],
     config: SignalsConfig,
@@ -70,13 +70,22 @@ def signals(
     *,
     runtime: Runtime,
 ) -> Documents:
-    """Compute language, rule measures, learned scores and look-ups in lists for every document."""
+    """Compute language, rule measures, learned scores and look-ups in lists for every document.
+
+    Raises:
+        ConfigError: gate_by_language names a language that the model never says.
+    """
+    from lmpipe.curation.language import known_languages
+    from lmpipe.curation.language_policy import FILE, by_models_codes
     from lmpipe.curation.perplexity import models_by_language
     from lmpipe.documents.ledger import assert_conserved, write_ledger
     from lmpipe.documents.read import count_documents, shard_names
 
     names = {Path(name).stem: name for name in shard_names(documents)}
-    models = models_by_language(perplexity_model.names() if perplexity_model else [])
+    known = known_languages(_only_file(language_model))
+    gate = by_models_codes(config.gate_by_language, known, "gate_by_language")
+    config = config.model_copy(update={"gate_by_language": gate})
+    models = models_by_language(perplexity_model.names() if perplexity_model else [], known)
     work = partial(
         _score_shard,
         config=config,
@@ -102,6 +111,7 @@ def signals(
     records = out.run_shards(list(names), work, runtime)
     num_kept = sum(int(record.counts["kept"]) for record in records)
     assert_conserved("signals", count_documents(documents), num_kept, write_ledger(out, []))
+    out.write_json(FILE, known)
     out.metric("input", num_kept)
     out.metric("kept", num_kept)
     out.metric("gated", sum(int(record.counts["gated"]) for record in records))
@@ -132,11 +142,13 @@ def _score_shard(
     perplexity_models: dict[str, Path],
 ) -> None:
     from lmpipe.curation.block_lists import read_block_lists
+    from lmpipe.curation.language import known_languages
     from lmpipe.curation.scores import Scorer
     from lmpipe.documents.read import read_shard
     from lmpipe.documents.write import DocumentWriter
 
-    lists = read_block_lists(block_lists) if block_lists else None
+    known = known_languages(language_model)
+    lists = read_block_lists(block_lists, known) if block_lists else None
     scorer = Scorer(config, language_model, classifiers, perplexity_models, lists)
     name = f"kept/{key}.parquet"
     with shard.open(name, "wb") as file, DocumentWriter(file) as writer:

@@ -14,6 +14,7 @@ import numpy as np
 
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.bounds import Verdicts, columns_for, find_limits, judge_all
+from lmpipe.curation.language_policy import in_models_terms
 from lmpipe.curation.select import SelectConfig
 from lmpipe.documents.read import read_documents
 
@@ -58,6 +59,7 @@ def compare(
 
     Samples are those with the lowest ids: hashes, so an even and repeatable draw.
     """
+    before, after = (in_models_terms(config, documents) for config in (before, after))
     columns = sorted({*_FACTS, *columns_for(before), *columns_for(after)})
     limits = [find_limits(documents, config) for config in (before, after)]
     shift = Shift()

@@ -53,8 +53,8 @@ GOLDEN_EXTRACT = {
 }
 GOLDEN_TEXTS = {
     "import_documents": (5, "9a28d0ec691efde2"),
-    "signals": (4, "cfb8eaf7f524e062"),
-    "select": (3, "1f0c8891a66b3f5d"),
+    "signals": (5, "cfb8eaf7f524e062"),
+    "select": (4, "1f0c8891a66b3f5d"),
 }
 
 

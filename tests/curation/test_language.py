@@ -49,7 +49,7 @@ def test_languages_are_told_from_the_body_over_several_lines() -> None:
     assert identify(english)[0] == "en"
     assert identify(german)[0] == "de"
     assert identify("Menü Über uns Kontakt\n" + english * 40)[0] == "en"
-    assert identify("\n \n") == (None, 0.0)
+    assert identify("\n \n") == ("und", 0.0)
 
 
 def test_samples_are_bounded_one_line_and_whole_when_short() -> None:
@@ -85,7 +85,7 @@ def test_doubt_after_a_short_look_is_settled_by_a_longer_one() -> None:
     looks: list[int] = []
 
     class Counting(LanguageIdentifier):
-        def _look(self, line: str) -> tuple[str | None, float]:
+        def _look(self, line: str) -> tuple[str, float]:
             looks.append(len(line))
             return super()._look(line)
 
