@@ -1,6 +1,9 @@
 """The tokenizer as `tokenizers` and `transformers` read it: tokenizer.json."""
 
+import re
 from functools import cache
+
+from lmpipe.errors import InputError
 
 
 @cache
@@ -21,6 +24,13 @@ def tokenizer_json(
     specials: dict[str, int],
 ) -> str:
     """Return tokenizer.json with the same ids as tiktoken's ranks.
+
+    Its decoder reads every token as characters that stand for bytes, special ones too if all of
+    their letters do: of `<|učitel|>` the č would be a carriage return. Such a special is spelled in
+    these characters first.
+
+    Raises:
+        InputError: a special token is spelled like a token of the vocabulary.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, section 2.2.
     """
@@ -43,9 +53,21 @@ def tokenizer_json(
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
+    spelled = [
+        decoders.Replace(Regex(rf"\A{re.escape(special)}\z"), spell(special.encode()))
+        for special in specials
+        if not special.isascii() and set(special) <= set(characters)
+    ]
+    byte_level = decoders.ByteLevel()
+    tokenizer.decoder = decoders.Sequence([*spelled, byte_level]) if spelled else byte_level
     tokenizer.add_special_tokens(
         [AddedToken(special, special=True, normalized=False) for special in specials]
     )
-    assert all(tokenizer.token_to_id(name) == number for name, number in specials.items())
+    for name, number in specials.items():
+        taken = tokenizer.token_to_id(name)
+        if taken != number:
+            raise InputError(
+                f"the special token {name!r} is spelled like token {taken} of the vocabulary in "
+                f"tokenizer.json; give it marks that text does not have, such as '<|{name}|>'"
+            )
     return str(tokenizer.to_str(pretty=False))

@@ -77,7 +77,7 @@ class TokenizerConfig(StageConfig):
         return self.vocab_size - 256 - len(self.specials)
 
 
-@stage(version=2, kind="exact")
+@stage(version=3, kind="exact")
 def tokenizer(
     out: Output[Tokenizer], config: TokenizerConfig, documents: Documents, *, runtime: Runtime
 ) -> Tokenizer:

@@ -18,6 +18,7 @@ from lmpipe.tokenization.encoding import Encoding
 from lmpipe.tokenization.patterns import PatternName, pattern_regex
 from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
 from lmpipe.tokenization.training import count_pieces, train_bpe
+from lmpipe.training.pretrain import write_tokenizer_files
 from tests.tokenization import reference
 from tests.tokenization.conftest import Make
 from tests.tokenization.test_pieces import TRICKY as TEXT
@@ -81,6 +82,54 @@ def test_ids_are_equal_in_tiktoken_tokenizers_transformers_and_the_slow_referenc
     check()
     assert fast.encode(TEXTS[0]) == encoding.encode_ordinary(TEXTS[0])
     assert hugging.get_vocab_size() == encoding.vocab_size == CONFIG.vocab_size
+
+
+ODD_SPECIALS = (
+    "<|endoftext|>",
+    "<|učitel|>",
+    "<|élève|>",
+    "<|Schüler|>",
+    "<|Ġ|>",
+    "<|žák|>",
+    "<|猫|>",
+    "a. (č)* [^é]",
+    "č\n$",
+)
+
+
+def test_special_tokens_of_any_letters_are_decoded_as_they_are_spelled(
+    store: Store, make_documents: Make, tmp_path: Path
+) -> None:
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    config = TokenizerConfig(vocab_size=320, specials=ODD_SPECIALS)
+    made = train(store, make_documents([TEXTS, TEXTS]), config)
+    encoding = Encoding.load(made)
+    write_tokenizer_files(made, tmp_path, 64)
+    hugging = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    fast = AutoTokenizer.from_pretrained(tmp_path)
+    for special in ODD_SPECIALS:
+        assert hugging.decode([encoding.special(special)], skip_special_tokens=False) == special
+    # what text is like a special's letters in bytes stays what it is
+    text = "<|u\ritel|> der Kater, učitel élève 猫."
+    mixed = [t for name in ODD_SPECIALS for t in (*encoding.encode_ordinary(text),
+             encoding.special(name))]  # fmt: skip
+    expected = "".join(text + special for special in ODD_SPECIALS)
+    assert encoding.decode(mixed) == expected
+    assert hugging.decode(mixed, skip_special_tokens=False) == expected
+    assert fast.decode(mixed, skip_special_tokens=False) == expected
+    assert hugging.decode(mixed) == text * len(ODD_SPECIALS)
+    assert hugging.encode(text + ODD_SPECIALS[1]).ids[-1] == encoding.special(ODD_SPECIALS[1])
+
+
+@pytest.mark.parametrize("special", ["a", "Ġ", "č"])
+def test_a_special_token_spelled_like_a_byte_is_refused_by_name(
+    store: Store, make_documents: Make, special: str
+) -> None:
+    config = TokenizerConfig(vocab_size=300, specials=("<|endoftext|>", special))
+    with pytest.raises(InputError, match=rf"special token '{special}' is spelled like token \d+"):
+        train(store, make_documents([TEXTS, TEXTS]), config)
 
 
 def _merges(artifact: Tokenizer, encoding: Encoding) -> list[tuple[int, int]]:
