@@ -10,8 +10,9 @@ Two traps of the original fit are closed. The objective is a sum of about 1e-3, 
 default tolerance (relative to max(|f|, 1)) stops it early: it is divided by delta first. And the
 mean in place of the sum makes that four hundred times worse, so the sum is kept.
 
-With fewer than eight runs, or fewer than three sizes or budgets, five constants are not determined:
-`fit_compute_law` then fits L = coefficient * C^-exponent, a straight line in logs.
+With fewer than eight different runs, or fewer than three sizes or budgets, five constants are not
+determined, though a solver returns some: `fit_loss_law` refuses them, and `fit_law` fits
+L = coefficient * C^-exponent instead, a straight line in logs.
 
 Source: Hoffmann et al. 2022, section 3.3 and appendix D.3; Besiroglu et al. 2024.
 """
@@ -26,6 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from lmpipe.errors import ConfigError
+
 Floats = NDArray[np.float64]
 
 HUBER_DELTA = 1e-3
@@ -37,6 +40,7 @@ GRID_LOG_SCALE = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0)
 NUM_STARTS = 24
 SMALLEST = 1e-12  # nats; runs far from convergence say nothing of E, and a fit lets it go to 0
 FLOPS_PER_PARAMETER_TOKEN = 6.0
+MIN_RUNS, MIN_SIZES, MIN_BUDGETS = 8, 3, 3  # for five constants
 
 
 class Law(Protocol):
@@ -60,11 +64,21 @@ class Runs:
     def __post_init__(self) -> None:
         for name in ("parameters", "tokens", "loss"):
             values = getattr(self, name)
-            if not np.all(np.isfinite(values)) or np.any(values <= 0):
-                raise ValueError(f"{name} of a run must be finite and positive, got {values}")
+            bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+            if bad.size:
+                run = int(bad[0])
+                raise ConfigError(
+                    f"run {run} ({self.parameters[run]:g} parameters, {self.tokens[run]:g} tokens) "
+                    f"has {name}={values[run]:g}, which must be finite and positive; leave it out"
+                )
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    @property
+    def num_different(self) -> int:
+        """Runs of different sizes or budgets."""
+        return len(set(zip(self.parameters.tolist(), self.tokens.tolist(), strict=True)))
 
     def take(self, index: NDArray[np.intp]) -> Runs:
         """Return the runs at some places, repeated ones as often as they are named."""
@@ -220,7 +234,24 @@ def _theta_of(law: LossLaw) -> Floats:
 
 
 def fit_loss_law(runs: Runs, *, start: LossLaw | None = None) -> LossLaw:
-    """Fit the five constants; `start` skips the grid (for refits of resampled runs)."""
+    """Fit the five constants; `start` skips the grid.
+
+    Raises:
+        ConfigError: the runs do not determine them.
+    """
+    if not is_determined(runs):
+        sizes, budgets = _num_sizes_and_budgets(runs)
+        raise ConfigError(
+            f"E + A/N^alpha + B/D^beta has 5 constants, which takes {MIN_RUNS} different runs of "
+            f"{MIN_SIZES} sizes and {MIN_BUDGETS} token budgets or more; these are "
+            f"{runs.num_different} of {sizes} and {budgets}. Add runs, or fit the 2 constants of "
+            "fit_compute_law"
+        )
+    return _fit_loss_law(runs, start)
+
+
+def _fit_loss_law(runs: Runs, start: LossLaw | None) -> LossLaw:
+    """Fit the five constants, to resampled runs too, of which a few may be missing."""
     starts = [_theta_of(start)] if start else _starts(runs)
     value, theta = min((_refine(s, runs) for s in starts), key=lambda found: found[0])
     return _law_of(theta, value)
@@ -233,7 +264,10 @@ def fit_compute_law(runs: Runs) -> ComputeLaw:
     centred = log_c - log_c.mean()
     spread = float((centred**2).sum())
     if spread == 0.0:
-        raise ValueError("a compute law needs runs of at least two different compute budgets")
+        raise ConfigError(
+            "coefficient C^-exponent has 2 constants, which takes runs of 2 different computes "
+            f"(6 N D) or more; these {len(runs)} have one. Add a size or a token budget"
+        )
     slope = float((centred * log_loss).sum()) / spread
     intercept = float(log_loss.mean()) - slope * float(log_c.mean())
     residual = log_loss - intercept - slope * log_c
@@ -242,8 +276,12 @@ def fit_compute_law(runs: Runs) -> ComputeLaw:
 
 def is_determined(runs: Runs) -> bool:
     """Say whether five constants can be asked of these runs."""
-    sizes, budgets = len(np.unique(runs.parameters)), len(np.unique(runs.tokens))
-    return len(runs) >= 8 and sizes >= 3 and budgets >= 3
+    sizes, budgets = _num_sizes_and_budgets(runs)
+    return runs.num_different >= MIN_RUNS and sizes >= MIN_SIZES and budgets >= MIN_BUDGETS
+
+
+def _num_sizes_and_budgets(runs: Runs) -> tuple[int, int]:
+    return len(np.unique(runs.parameters)), len(np.unique(runs.tokens))
 
 
 def fit_law(runs: Runs) -> LossLaw | ComputeLaw:
@@ -277,9 +315,7 @@ def bootstrap(
     draws: dict[str, list[float]] = {}
     for _ in range(num_resamples):
         sample = runs.take(_resample(runs, generator))
-        refit = (
-            fit_loss_law(sample, start=law) if isinstance(law, LossLaw) else fit_compute_law(sample)
-        )
+        refit = _fit_loss_law(sample, law) if isinstance(law, LossLaw) else fit_compute_law(sample)
         noise = float(np.exp(generator.choice(residual)))
         constants = {
             **refit.constants(),

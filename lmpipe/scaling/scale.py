@@ -147,6 +147,8 @@ def scale(
         }
         points = run_ranks("lmpipe.scaling.sweep_rank:main", job, out, runtime)
     fit = describe(points, config)
+    for name in fit["left_out"]:
+        out.log(f"the run of {name} diverged and is left out of the fit", "warning")
     out.write_json("points.json", points)
     out.write_json("fit.json", fit)
     out.metric("law", fit["law"])
@@ -178,12 +180,25 @@ def sweep_series(config: ScaleConfig, vocab_size: int) -> list[dict[str, Any]]:
 
 
 def describe(points: list[dict[str, Any]], config: ScaleConfig) -> dict[str, Any]:
-    """Fit the law and say what it predicts; adds the law's value to each point."""
+    """Fit the law and say what it predicts; adds the law's value to each point.
+
+    A run that diverged has no loss to fit: its loss becomes None, and it is named in `left_out`.
+
+    Raises:
+        ConfigError: the runs that are left do not determine a law.
+    """
     import numpy as np
 
     from lmpipe.scaling.fit import FLOPS_PER_PARAMETER_TOKEN, LossLaw, bootstrap, fit_law
 
-    fitted = _runs([p for p in points if not p["held_out"]])
+    left_out = _take_out_diverged(points)
+    usable = [p for p in points if not p["held_out"] and p["loss"] is not None]
+    if len(usable) < 2:
+        raise ConfigError(
+            f"{len(usable)} runs are left to fit a law to; diverged: {', '.join(left_out)}. Lower "
+            "scale.learning_rate"
+        )
+    fitted = _runs(usable)
     law = fit_law(fitted)
     for point in points:
         n, d = np.array([float(point["parameters"])]), np.array([float(point["tokens"])])
@@ -200,7 +215,7 @@ def describe(points: list[dict[str, Any]], config: ScaleConfig) -> dict[str, Any
     )
     constants = {k: v for k, v in law.constants().items() if k != "objective"}
     predicted = intervals.pop("prediction")
-    is_loss_law = isinstance(law, LossLaw)
+    is_loss_law, actual = isinstance(law, LossLaw), target["loss"]
     return {
         "law": "E, N and D" if is_loss_law else "power law in compute",
         "formula": "E + A/N^alpha + B/D^beta" if is_loss_law else "coefficient C^-exponent",
@@ -213,11 +228,24 @@ def describe(points: list[dict[str, Any]], config: ScaleConfig) -> dict[str, Any
             "tokens": target["tokens"],
             "predicted": target["fitted"],
             "interval": [predicted.low, predicted.high],
-            "actual": target["loss"],
-            "error": target["fitted"] / target["loss"] - 1,
+            "actual": actual,
+            "error": None if actual is None else target["fitted"] / actual - 1,
         },
+        "left_out": left_out,
         "next_run": _next_run(law, NEXT_COMPUTE * target["flops"]),
     }
+
+
+def _take_out_diverged(points: list[dict[str, Any]]) -> list[str]:
+    """Set losses that are no numbers to None; return the names of these runs."""
+    names = []
+    for point in points:
+        if not math.isfinite(point["loss"]):
+            names.append(f"{point['parameters']} parameters on {point['tokens']} tokens")
+            point["loss"] = None
+        if not math.isfinite(point.get("training_loss", 0.0)):
+            point["training_loss"] = None
+    return names
 
 
 def _runs(points: list[dict[str, Any]]) -> Runs:

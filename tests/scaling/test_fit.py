@@ -1,10 +1,13 @@
 """The fit: known constants come back, outliers do not move it, intervals cover."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmpipe.errors import ConfigError
 from lmpipe.scaling.fit import (
     ComputeLaw,
     LossLaw,
@@ -102,6 +105,27 @@ def test_five_constants_are_asked_only_of_enough_runs() -> None:
     assert not is_determined(runs.take(np.arange(7)))  # seven sizes, one budget
 
 
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        (np.arange(3), "5 constants, which takes 8 different runs .* these are 3 of 3 and 1"),
+        (np.arange(14), "these are 14 of 7 and 2"),
+        (np.array([0, 8, 16] * 3), "these are 3 of 3 and 3"),
+    ],
+)
+@pytest.mark.parametrize("start", [None, TRUTH])
+def test_runs_that_do_not_determine_five_constants_are_refused(
+    runs: Any, says: str, start: LossLaw | None
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fit_loss_law(make_runs(TRUTH).take(runs), start=start)
+
+
+def test_runs_of_one_compute_are_refused_for_two_constants() -> None:
+    with pytest.raises(ConfigError, match=r"2 constants, .* 2 different computes .* these 2"):
+        fit_compute_law(make_runs(TRUTH).take(np.array([3, 3])))
+
+
 def test_the_optimal_split_spends_the_compute_where_neither_more_size_nor_more_data_helps() -> None:
     flops = 1e21
     parameters, tokens = TRUTH.optimal_split(flops)
@@ -114,5 +138,6 @@ def test_the_optimal_split_spends_the_compute_where_neither_more_size_nor_more_d
 
 @pytest.mark.parametrize("loss", [float("nan"), 0.0, -1.0])
 def test_a_run_without_a_proper_loss_is_refused(loss: float) -> None:
-    with pytest.raises(ValueError, match="loss of a run must be finite and positive"):
-        Runs(np.array([1e6]), np.array([1e7]), np.array([loss]))
+    says = rf"run 1 \(2e\+06 parameters, 3e\+07 tokens\) has loss={loss:g}"
+    with pytest.raises(ConfigError, match=says):
+        Runs(np.array([1e6, 2e6]), np.array([1e7, 3e7]), np.array([2.0, loss]))

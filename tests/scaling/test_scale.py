@@ -205,12 +205,46 @@ def test_points_of_a_known_law_predict_the_held_out_run() -> None:
         ]
     ]  # fmt: skip
     found = describe(points, ScaleConfig(num_resamples=10))
+    assert found["left_out"] == []
     assert found["law"] == "E, N and D"
     assert abs(found["prediction"]["error"]) < 0.01
     json.dumps(found, allow_nan=False)
     next_run = found["next_run"]
     assert 6 * next_run["parameters"] * next_run["tokens"] == pytest.approx(next_run["flops"])
     assert next_run["loss"] < found["prediction"]["actual"]
+
+
+def sweep_points(diverged: tuple[int, ...]) -> list[dict[str, Any]]:
+    runs = [(n, t) for n in (10**4, 10**5, 10**6) for t in (10**6, 10**7, 10**8)] + [(10**7, 10**9)]
+    return [
+        {"parameters": n, "tokens": t, "held_out": n == 10**7, "training_loss": 2.0,
+         "loss": math.nan if i in diverged else 2.0 + 400 * n**-0.4 + 900 * t**-0.4}
+        for i, (n, t) in enumerate(runs)
+    ]  # fmt: skip
+
+
+def test_a_run_that_diverged_is_named_and_left_out_of_the_fit() -> None:
+    config = ScaleConfig(num_resamples=10)
+    points = sweep_points(diverged=(4,))
+    found = describe(points, config)
+    assert found["left_out"] == ["100000 parameters on 10000000 tokens"]
+    assert points[4]["loss"] is None and points[4]["fitted"] > 2
+    rest = sweep_points(diverged=())
+    del rest[4]
+    assert found["constants"] == describe(rest, config)["constants"]
+    json.dumps([found, points], allow_nan=False)
+
+
+def test_a_held_out_run_that_diverged_leaves_the_prediction_without_an_error() -> None:
+    found = describe(sweep_points(diverged=(9,)), ScaleConfig(num_resamples=10))
+    assert found["prediction"]["actual"] is None and found["prediction"]["error"] is None
+    assert found["prediction"]["predicted"] > 2
+    assert found["left_out"] == ["10000000 parameters on 1000000000 tokens"]
+
+
+def test_a_sweep_of_which_one_run_is_left_is_refused_with_the_diverged_ones() -> None:
+    with pytest.raises(ConfigError, match=r"1 runs are left .* 10000 parameters on 1000000 tokens"):
+        describe(sweep_points(diverged=tuple(range(8))), ScaleConfig(num_resamples=10))
 
 
 @pytest.mark.parametrize(

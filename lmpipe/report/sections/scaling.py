@@ -24,13 +24,21 @@ def section(run: Run) -> Section:
 def _tiles(fit: dict[str, Any]) -> Tiles:
     prediction = fit["prediction"]
     low, high = prediction["interval"]
-    inside = "inside" if low <= prediction["actual"] <= high else "outside"
+    actual = prediction["actual"]
     tiles = [
         Tile("Law", fit["law"], fit["formula"]),
         Tile("Predicted loss", f"{prediction['predicted']:.3f}", f"{low:.3f} to {high:.3f}"),
-        Tile("Measured loss", f"{prediction['actual']:.3f}", f"{inside} the interval"),
-        Tile("Error", f"{prediction['error']:+.1%}", "of the measured loss"),
     ]
+    if actual is None:
+        tiles.append(Tile("Measured loss", "none", "the run diverged"))
+    else:
+        inside = "inside" if low <= actual <= high else "outside"
+        tiles += [
+            Tile("Measured loss", f"{actual:.3f}", f"{inside} the interval"),
+            Tile("Error", f"{prediction['error']:+.1%}", "of the measured loss"),
+        ]
+    if left_out := fit.get("left_out"):
+        tiles.append(Tile("Left out of the fit", str(len(left_out)), f"diverged: {left_out[0]}"))
     if following := fit.get("next_run"):
         size, tokens = count(following["parameters"]), count(following["tokens"])
         note = f"{size} parameters on {tokens} tokens, {following['flops']:.1e} FLOPs, by the law"
@@ -40,6 +48,7 @@ def _tiles(fit: dict[str, Any]) -> Tiles:
 
 def _chart(fit: dict[str, Any], points: list[dict[str, Any]]) -> Charts | None:
     lines = []
+    points = [p for p in points if p["loss"] is not None]
     sizes = sorted({p["parameters"] for p in points if not p["held_out"]})
     for index, parameters in enumerate(sizes):
         own = sorted(
@@ -82,7 +91,8 @@ def _interval(bounds: list[float] | None) -> str:
 
 def _points(points: list[dict[str, Any]]) -> Table:
     rows: list[list[Cell | str]] = [
-        [count(p["parameters"]), count(p["tokens"]), f"{p['flops']:.2e}", f"{p['loss']:.4f}",
+        [count(p["parameters"]), count(p["tokens"]), f"{p['flops']:.2e}",
+         "diverged" if p["loss"] is None else f"{p['loss']:.4f}",
          f"{p['fitted']:.4f}", "held out" if p["held_out"] else ""]
         for p in points
     ]  # fmt: skip
