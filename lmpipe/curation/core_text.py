@@ -29,6 +29,7 @@ from trafilatura.utils import SPACING_PROTECTED, text_chars_test
 from trafilatura.xml import delete_element, xmltotxt
 
 from lmpipe.curation.element_names import FRAME_RANKS, drop_comments, find_frame, unwanted
+from lmpipe.curation.line_breaks import mark_after, mark_edges, mark_left_out, unmark
 from lmpipe.curation.link_farms import delete_link_farms, squeeze
 
 _MIN_CHARACTERS = 250  # below, trafilatura's rescues begin
@@ -57,8 +58,9 @@ def core_text(root: Any) -> CoreText:
     """
     try:
         drop_comments(root)
+        mark_left_out(root)
         body, frame_size = _extract(convert_tags(tree_cleaning(root, _OPTIONS), _OPTIONS, None))
-        text = str(xmltotxt(_finish(body), include_formatting=False))
+        text = unmark(str(xmltotxt(_finish(body), include_formatting=False)))
     except (TypeError, ValueError):  # characters that XML does not allow; trafilatura does so too
         return CoreText("", "bad_characters")
     if len(text) < _MIN_CHARACTERS:
@@ -77,6 +79,7 @@ def _extract(tree: Any) -> tuple[Any, int]:
         if frame is None:
             continue
         _prune(frame)
+        mark_edges(frame)
         if len(frame) == 0:
             continue
         if not _has_paragraphs(tree):
@@ -157,6 +160,11 @@ def _finish(body: Any) -> Any:
     return body
 
 
+def _delete(element: Any) -> None:
+    mark_after(element)
+    delete_element(element)
+
+
 def _prune(frame: Any) -> None:
     """Delete boilerplate, unless it is most of the frame, then captions, teasers and link farms."""
     boilerplate, asides = unwanted(frame)
@@ -165,9 +173,9 @@ def _prune(frame: Any) -> None:
     size = len(frame.text_content()) if outer else 0
     if size - sum(len(element.text_content()) for element in outer) > size / 7:
         for element in outer:
-            delete_element(element)
+            _delete(element)
     for element in asides:
-        delete_element(element)
+        _delete(element)
     delete_link_farms(frame)
     for table in list(frame.iter("table")):
         if link_density_test_tables(table):

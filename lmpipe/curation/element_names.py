@@ -54,15 +54,14 @@ class NameTests:
     def verdict(self, element: Any) -> int:
         """Return the bits of the expressions that an element's attributes fulfil."""
         bits = 0
-        names = element.keys()
-        for name in names:
-            if (memory := self._memory.get(name)) is not None:
-                value = element.get(name)
+        memories = self._memory
+        for name, value in element.items():
+            if (memory := memories.get(name)) is not None:
                 if (judgement := memory.get(value)) is None:
                     judgement = self._judge(name, value)
                 for bit, others in judgement:
                     # XPath takes the first node of a set: of class and id, what is written first
-                    if not others or not any(o in names[: names.index(name)] for o in others):
+                    if not others or not _is_preceded(element, name, others):
                         bits |= bit
         return bits
 
@@ -75,6 +74,11 @@ class NameTests:
         if len(value) <= _MAX_REMEMBERED:
             memory[value] = found
         return found
+
+
+def _is_preceded(element: Any, name: str, others: tuple[str, ...]) -> bool:
+    names = element.keys()
+    return any(other in names[: names.index(name)] for other in others)
 
 
 def _clauses(path: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -101,9 +105,9 @@ def _clauses(path: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 _FRAME_TAGS = ("article", "div", "main", "section")
-_FRAMES = [NameTests(expression) for expression in xpaths.BODY_XPATH]
+_FRAMES = NameTests(*xpaths.BODY_XPATH)
 _BY_TAG = {1: "article", 4: "main"}  # of this rank whatever its names
-FRAME_RANKS = range(len(_FRAMES))
+FRAME_RANKS = range(len(xpaths.BODY_XPATH))
 
 
 def find_frame(tree: Any, rank: int) -> Any:
@@ -113,11 +117,11 @@ def find_frame(tree: Any, rank: int) -> Any:
         tree: the page.
         rank: which test; 0 is the most trusted.
     """
-    tests, tag = _FRAMES[rank], _BY_TAG.get(rank)
+    bit, tag = 1 << rank, _BY_TAG.get(rank)
     if rank == 1:
         return next(tree.iterdescendants(tag), None)
     for element in tree.iterdescendants(*_FRAME_TAGS):
-        if element.tag == tag or tests.verdict(element):
+        if element.tag == tag or _FRAMES.verdict(element) & bit:
             return element
     return None
 
@@ -126,7 +130,7 @@ def has_frame(tree: Any) -> bool:
     """Say whether a page names an element that holds its content."""
     if next(tree.iterdescendants(*_BY_TAG.values()), None) is not None:
         return True
-    return any(find_frame(tree, rank) is not None for rank in FRAME_RANKS)
+    return any(_FRAMES.verdict(element) for element in tree.iterdescendants(*_FRAME_TAGS))
 
 
 _COMMENT_TAGS = ("div", "list", "section", "details", "ol", "ul")

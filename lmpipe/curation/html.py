@@ -19,11 +19,12 @@ from datatrove.pipeline.base import PipelineStep
 
 from lmpipe.curation.charsets import UNREAD
 from lmpipe.curation.http import decode_text, page_charset
+from lmpipe.curation.line_breaks import MARK, mark_edges, unmark
 from lmpipe.curation.sandbox import Sandbox, StoppedError
 
 Extractor = Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"]
 _MAX_CORE_CHARACTERS = 2_000_000  # its time grows with the square of a paragraph's inline tags
-_MIN_WALK_CHARACTERS = 1000  # a doubted text that is longer stands: trafilatura's is no better
+_MIN_WALK_CHARACTERS = 1000  # a longer text stands in most doubts: trafilatura's is no better
 LIMIT_REASONS = ("time_limit", "memory_limit", "extractor_died")
 
 
@@ -110,8 +111,8 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
 
     root = parse_page(html, utf8)
     doubts: list[str] = []
-    is_large = len(html) > _MAX_CORE_CHARACTERS
-    if root is not None and not is_large and not _has_code(root) and has_frame(root):
+    is_for_core = len(html) <= _MAX_CORE_CHARACTERS and MARK not in html
+    if root is not None and is_for_core and not _has_code(root) and has_frame(root):
         text, doubt = core_text(root)
         if not doubt:
             return text, "trafilatura_core"
@@ -121,32 +122,54 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
     author = "walk"
     if doubt:
         doubts.append(doubt)
-        slow = extract_text("trafilatura_fast", html) if len(text) < _MIN_WALK_CHARACTERS else ""
+    if _is_to_be_asked(doubts, len(text)):
+        slow = extract_text("trafilatura_fast", html, is_parted=True)
         if len(slow) > len(text) / 4:  # less does not mend that something is missing
             text, author = slow, "trafilatura_fast"
     return text, f"{author}: {', '.join(doubts)}" if doubts else author
 
 
+def _is_to_be_asked(doubts: list[str], num_characters: int) -> bool:
+    """Say whether trafilatura_fast is worth its time on a page of which the walk found so much."""
+    if not doubts or doubts == ["lossy_frame"]:
+        return False
+    if doubts == ["short_frame"] or doubts[-1] in ("no_prose", "little_text"):
+        return True
+    return num_characters < _MIN_WALK_CHARACTERS
+
+
 def _has_code(root: Any) -> bool:
-    return next(root.iter("pre"), None) is not None
+    from lmpipe.curation.markup import CODE_TAGS, is_code_cell
+
+    if next(root.iter(*CODE_TAGS), None) is not None:
+        return True
+    return any(is_code_cell(cell) for cell in root.iter("td"))
 
 
-def extract_text(extractor: Extractor, html: str) -> str:
-    """Return the main text of a decoded page by one of the libraries."""
+def extract_text(extractor: Extractor, html: str, *, is_parted: bool = False) -> str:
+    """Return the main text of a decoded page by one of the libraries.
+
+    Args:
+        is_parted: let trafilatura glue no words at the edges of blocks.
+    """
     if extractor == "resiliparse":
         from resiliparse.extract.html2text import extract_plain_text
 
         return str(extract_plain_text(html, main_content=True, alt_texts=False))
     import trafilatura
 
+    page: Any = html
+    if is_parted and MARK not in html and (tree := trafilatura.load_html(html)) is not None:
+        mark_edges(tree)
+        page = tree
     text: Any = trafilatura.extract(
-        html,
+        page,
         fast=extractor == "trafilatura_fast",
         include_comments=False,
         include_tables=True,
         deduplicate=False,  # its memory of earlier pages would make a page depend on its order
     )
-    return text or ""
+    return unmark(text or "") if page is not html else text or ""
 
 
 def clean_text(text: str) -> str:

@@ -12,6 +12,8 @@ from trafilatura.htmlprocessing import is_paragraph_listing
 from trafilatura.utils import LINK_FARM_RATIO
 from trafilatura.xml import delete_element
 
+from lmpipe.curation.line_breaks import MARK, mark_after
+
 # An element with less text, as the last of its siblings and else, goes if most of it is links.
 _BESIDE_LINKS = {"div": (300, 100), "list": (300, 100), "p": (60, 30)}
 
@@ -40,6 +42,7 @@ def _delete_once(frame: Any) -> bool:
             and not (tag == "p" and element.getparent().tag in ("item", "td", "th"))
         ]  # of an item's paragraph the whole list is judged
         for element in farms:
+            mark_after(element)
             delete_element(element)
         is_changed = bool(farms)
         num_farms += len(farms)
@@ -94,8 +97,8 @@ def _has_more(text: str, num_characters: int) -> bool:
 
 
 def squeeze(text: str) -> str:
-    """Return a text with each run of white space as one space.
+    """Return a text with each run of white space as one space, without marks.
 
     trafilatura's `trim` does so too, and remembers the last 1,024 texts whatever their size.
     """
-    return " ".join(text.split())
+    return " ".join(text.replace(MARK, "").split())

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from lxml import etree
 from lxml.html import HtmlElement
 
+from lmpipe.curation.line_breaks import CONTROLS, code_lines, is_line_number, words
+
 MIN_PROSE_BYTES = 80  # about 14 words of English; UTF-8, so that 27 Han characters count as much
 MAX_LINK_FRACTION = 0.5
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
@@ -24,16 +26,18 @@ _CONTENT = re.compile(  # what a mere menu or box does not hold
     rb"<(?:body|p|pre|article|main|section|h1|h2|td|dd|nav|footer)[\s>]", re.IGNORECASE
 )
 _CLASSES = etree.ElementDefaultClassLookup(element=HtmlElement)  # what trafilatura reads
+_CODE_CLASS = re.compile(r"(?:^|[\s_-])code(?=$|[\s_-])")  # code, blob-code, hljs-ln-code
 _BREAK = "\v"  # stands for br among pieces of text, in which newlines are mere spaces
 
-_JUNK = (
+_JUNK = frozenset((
     "script", "style", "noscript", "template", "svg", "math", "iframe", "object", "embed", "canvas",
-    "audio", "video", "select", "option", "button", "input", "textarea", "head", "dialog", "map",
-)  # fmt: skip
+    "audio", "video", "head", "dialog", "map", *CONTROLS,
+))  # fmt: skip
+CODE_TAGS = ("pre", "xmp", "listing", "plaintext")
 _CONTAINERS = (
     "div", "section", "article", "main", "header", "body", "dl", "figure", "figcaption", "address",
     "details", "fieldset", "center", "tbody", "thead", "tfoot", "tr", "hr", "html", "hgroup",
-    "picture", "noindex", "nav", "footer", "aside", "form", "menu",
+    "picture", "noindex", "nav", "footer", "aside", "form", "menu", "search", "legend", "marquee",
 )  # fmt: skip
 _TEXT_KINDS = ("p", "dt", "dd", "td", "th", "blockquote", "summary", "caption")
 _BOILERPLATE_TAGS = frozenset(("nav", "footer", "aside", "form", "menu"))
@@ -82,13 +86,14 @@ class Markup:
         self._lists: list[int] = []  # numbers of the next items; -1 in lists without numbers
         self._handlers: dict[str, Callable[[Any], None]] = {
             **dict.fromkeys(_JUNK, _ignore),
+            **dict.fromkeys(CONTROLS, self._control),
             **dict.fromkeys(_CONTAINERS, self._container),
             **dict.fromkeys(_TEXT_KINDS, self._text),
             **dict.fromkeys(("li", *HEADINGS), self._item),
-            **dict.fromkeys(("ul", "ol"), self._list),
+            **dict.fromkeys(("ul", "ol", "dir"), self._list),
+            **dict.fromkeys(CODE_TAGS, self._code),
             "table": self._table,
-            "pre": self._code,
-            "br": self._break,
+            "br": self._line_break,
             "a": self._link,
         }
         if root is not None:
@@ -113,9 +118,17 @@ class Markup:
         else:
             self._content(element)
 
-    def _break(self, element: Any) -> None:
-        self._pieces.append(_BREAK)
+    def _line_break(self, element: Any) -> None:
+        self._break()
         self._content(element)
+
+    def _break(self) -> None:
+        self._pieces.append(_BREAK)
+
+    def _control(self, element: Any) -> None:
+        """Leave a control out; what is around it stands apart."""
+        if self._pieces:
+            self._pieces.append(" ")
 
     def _link(self, element: Any) -> None:
         if element.get("class") == "headerlink":
@@ -129,12 +142,14 @@ class Markup:
         self._link_start = -1
 
     def _container(self, element: Any) -> None:
-        self._flush()
+        tag, attributes = element.tag, element.items()
+        is_heading_part = self._kind in HEADINGS and not _is_boilerplate(tag, attributes)
+        end_line = self._break if is_heading_part else self._flush  # a heading is one block
+        end_line()
         start = len(self.blocks)
         self._content(element)
-        self._flush()
+        end_line()
         if (end := len(self.blocks)) > start:
-            tag, attributes = element.tag, element.items()
             is_article = ("itemprop", "articleBody") in attributes
             self.intervals.append((start, end, "article" if is_article else tag))
             if _is_boilerplate(tag, attributes):
@@ -172,15 +187,15 @@ class Markup:
 
     def _code(self, element: Any) -> None:
         self._flush()
-        etree.strip_elements(element, *_JUNK, with_tail=False)
-        lines = [line.rstrip() for line in _string(element).expandtabs(8).split("\n")]
-        text = "\n".join(lines).strip("\n")
+        text = code_lines(element, _JUNK)
         if text.strip():
             self.blocks.append(Block(text, "pre", 0, len(text)))
 
     def _table(self, element: Any) -> None:
-        if block := _data_table(element):
+        if block := _code_table(element) or _data_table(element):
             self._flush()
+            for caption in element.iterchildren("caption"):
+                self._text(caption)
             self.blocks.append(block)
         else:
             self._container(element)
@@ -263,18 +278,39 @@ def _string(element: Any) -> str:
     return "".join(element.itertext()) if len(element) else element.text or ""
 
 
+def is_code_cell(cell: Any) -> bool:
+    """Say whether a table's cell names itself one of code, as beside a cell of line numbers."""
+    name = cell.get("class")
+    return name is not None and _CODE_CLASS.search(name) is not None
+
+
+def _code_table(table: Any) -> Block | None:
+    """Return the code of a table whose other cells hold line numbers; None if it is another."""
+    code: list[str] = []
+    for row in table.iter("tr"):
+        is_numbered = any(is_line_number(cell) for cell in row)
+        for cell in row:
+            if is_code_cell(cell) or (is_numbered and not is_line_number(cell)):
+                code.append(code_lines(cell, _JUNK))
+            elif not all(word.isdecimal() for word in _string(cell).split()):
+                return None
+    text = "\n".join(code).strip("\n")
+    if all(word.isdecimal() for word in text.split()):
+        return None
+    return Block(text, "pre", 0, len(text))
+
+
 def _data_table(table: Any) -> Block | None:
     """Return a table that holds data, a line for each row; None if it is there for layout."""
     if any(inner is not table for inner in table.iter("table", "pre", "ul", "ol")):
         return None
-    etree.strip_elements(table, *_JUNK, with_tail=False)
     lines: list[str] = []
     width = 0
     for row in table.iter("tr"):
         cells = []
         for cell in row:
             if cell.tag in ("td", "th"):
-                cells.append(" ".join(_string(cell).split()))
+                cells.append(words(cell, _JUNK))
                 if len(cells[-1]) > _MAX_CELL_CHARACTERS:
                     return None
         if any(cells):

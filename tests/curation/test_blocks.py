@@ -1,7 +1,7 @@
 import pytest
 
 from lmpipe.curation.blocks import WalkText, walk_text
-from lmpipe.curation.html import cascade, clean_text, extract_page
+from lmpipe.curation.html import cascade, clean_text, extract_page, extract_text
 from lmpipe.curation.http import decode_text
 from lmpipe.curation.markup import _without_junk, parse_page
 
@@ -139,9 +139,27 @@ def test_code_is_walked_also_where_a_page_names_its_content() -> None:
 
 
 def test_a_named_content_of_few_words_leaves_the_page_to_the_walk() -> None:
-    text, author = cascade(page("<article><p>Few words.</p></article>"))
-    assert author == "walk: short_frame"
-    assert text.count("Part ") == 4
+    here = f"<div class=a><p>{SENTENCE * 34}</p></div>"
+    elsewhere = f"<div class=b><p>{SENTENCE * 6}</p></div>{'<div>Some words</div>' * 300}"
+    text, author = cascade(f"<body><article><p>Few words.</p></article>{here}{elsewhere}</body>")
+    assert author == "walk: short_frame, scattered"
+    assert text.count("A sentence") == 34
+
+
+@pytest.mark.parametrize(
+    ("html", "doubt"),
+    [
+        (f"<article><p>Few words.</p></article><div>{PARAGRAPHS * 2}</div>", "short_frame"),
+        (f"<div>{PARAGRAPHS}</div>" + "<div>Some words beside it</div>" * 200, "little_text"),
+        ("<div>A line.</div>" * 300, "no_prose"),
+    ],
+)
+def test_trafilatura_is_asked_also_where_the_walk_found_much(html: str, doubt: str) -> None:
+    page = f"<html><body>{html}</body></html>"
+    assert len(walked(page).text) > 1000
+    text, author = cascade(page)
+    assert author == f"trafilatura_fast: {doubt}"
+    assert "".join(text.split()) == "".join(extract_text("trafilatura_fast", page).split())
 
 
 def test_a_page_of_megabytes_is_walked() -> None:

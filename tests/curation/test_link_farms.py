@@ -4,6 +4,7 @@ import pytest
 from lxml import etree, html
 from trafilatura.htmlprocessing import delete_by_link_density
 
+from lmpipe.curation.line_breaks import MARK
 from lmpipe.curation.link_farms import delete_link_farms
 
 WORDS = ("some", "words", "that", "stand", "in", "a", "list", "or", "paragraph", "of", "pages")
@@ -45,6 +46,8 @@ def test_the_elements_that_go_are_those_of_trafilatura(first: int) -> None:
             delete_by_link_density(theirs, "div", backtracking=True)
             delete_by_link_density(theirs, "list")
             delete_by_link_density(theirs, "p")
-        assert etree.tostring(ours) == etree.tostring(theirs), seed
+        assert etree.tostring(ours, encoding="unicode").replace(MARK, "") == etree.tostring(
+            theirs, encoding="unicode"
+        ), seed
         num_changed += etree.tostring(ours) != before
     assert num_changed > 10
