@@ -1,7 +1,8 @@
 """trafilatura's main extractor on a page that is parsed already, in about a quarter of its time.
 
 The rules are trafilatura's, and the text is that of its fast mode where the page names the element
-that holds its content and this is not short; a test compares the two on real pages. What makes it
+that holds its content and this is not short, but for spaces between words that trafilatura would
+glue (line_breaks.py); a test compares the two on real pages. What makes it
 cheaper: one parse and no copies (trafilatura keeps three to fall back on), attributes judged once a
 value and not once an element (element_names.py), texts measured no further than the decision needs,
 and elements passed over that no handler takes. What is left out: its rescues for pages where little

@@ -5,7 +5,8 @@ extractors; resiliparse is C++, much faster and keeps more boilerplate. `cascade
 a page names the element that holds its content, trafilatura's main extractor reads that tree at a
 quarter of the cost (core_text.py). Pages without such names, and pages with code, of which
 trafilatura drops much, are walked block by block (blocks.py), and trafilatura_fast is asked where
-the walk found little and doubts itself. The document's `extractor` says who wrote the text and,
+the walk found little or nothing that looks like the page's text, or where what a page names was
+short. The document's `extractor` says who wrote the text and,
 after a colon, what was doubted on the way. Figures: `lmpipe bench extraction`, in LOG.md. A page's
 text does not depend on what came before.
 """
