@@ -234,6 +234,23 @@ class Output(_Writer, Emitter, Generic[A]):
         with self._store.open(f"{self._prefix}/over/{attempt}", "wb"):
             pass
 
+    @property
+    def stage_name(self) -> str:
+        """The name of the stage that writes here."""
+        return self.home.partition("/")[0]
+
+    def temporary(self, name: str, data: bytes) -> str:
+        """Write bytes for workers of this attempt to read by the returned path.
+
+        They are no part of the artifact, and go with the attempt's other leavings.
+        """
+        self.write_bytes(name, data)
+        return self.files.pop(name).path
+
+    def take(self, name: str) -> str:
+        """Drop from the artifact a file that a shard wrote for others to read; return its path."""
+        return self.files.pop(name).path
+
     def use_devices(self, names: list[str]) -> None:
         """Record the devices that did the work (`cuda:0 …`), for GPU-hours."""
         self.devices = names

@@ -48,9 +48,7 @@ def join_bands(
         shards.append((path, len(is_document), first, at))
         first += int(is_document.sum())
         at += len(masks[-1]) * 2
-    name = "joins/rows"
-    out.write_bytes(name, b"".join(mask.tobytes() for mask in masks))
-    rows = out.files.pop(name).path
+    rows = out.temporary("joins/rows", b"".join(mask.tobytes() for mask in masks))
     num_parts = 1
     memory = runtime.sort_memory_mb << 20
     while num_parts < MAX_PARTS and first * BYTES_PER_PAIR > memory * num_parts:

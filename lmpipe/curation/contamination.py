@@ -258,11 +258,10 @@ def store_flags(out: Output[Any], findings: Findings, keys: list[str]) -> dict[s
                 "spans": flag.spans,
             }
         )
-    paths = {}
-    for key, flags in zip(keys, of_shard, strict=True):
-        out.write_json(f"flags/{key}", flags)
-        paths[key] = out.files.pop(f"flags/{key}").path
-    return paths
+    return {
+        key: out.temporary(f"flags/{key}", json.dumps(flags).encode())
+        for key, flags in zip(keys, of_shard, strict=True)
+    }
 
 
 class Remover:

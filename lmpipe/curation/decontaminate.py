@@ -22,17 +22,26 @@ Two passes: scan where indexed n-grams are, shard by shard; then decide over all
 Source: Brown et al. 2020 (GPT-3), appendix C: 13-grams, and none of more than 10 documents.
 """
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import pyarrow as pa
 from pydantic import Field
 
 from lmpipe.artifacts.events import Emitter
-from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents, Source
+from lmpipe.documents.read import count_documents
+from lmpipe.documents.stage import (
+    MappedDocuments,
+    StoredPart,
+    map_documents,
+    part_keys,
+    scan_documents,
+)
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -84,97 +93,67 @@ def decontaminate(
     from lmpipe.benchmarks.items import benchmark_digests
     from lmpipe.curation.contamination import decide, report, store_flags
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import count_documents, shard_names
 
     index = _index(config, benchmarks)
-    names = {Path(name).stem: name for name in shard_names(documents)}
     out.metric("control", _control(out, index, config, documents))
     runtime = enough_workers(runtime, count_documents(documents))
-    scan = partial(
-        scan_shard, config=config, documents=documents, names=names, benchmarks=benchmarks
-    )
-    scans = out.run_shards([f"scan-{key}" for key in names], scan, runtime)
+    scan = partial(scan_shard, config=config, benchmarks=benchmarks)
+    scans = scan_documents(out, documents, "scan", scan, runtime)
     findings = decide(out, scans, index, config)
-    flags = store_flags(out, findings, list(names))
-    work = partial(
-        filter_shard, config=config, documents=documents, names=names, store=out.store, flags=flags
-    )
-    records = out.run_shards(list(names), work, runtime)
-    num_input = sum(int(record.counts["documents"]) for record in scans)
-    num_kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("decontaminate", num_input, num_kept, gather_parts(out, list(names)))
-    check_yield(out, "decontaminate", num_input, num_kept, runtime)
-    check_hosts(out, "decontaminate", hosts_of(records), runtime)
+    flags = store_flags(out, findings, part_keys(documents))
+    work = partial(filter_part, config=config, store=out.store, flags=flags)
+    mapped = map_documents(out, documents, work, runtime)
     remaining = {
         first + row
-        for record, first in zip(records, findings.bounds[:-1].tolist(), strict=True)
+        for record, first in zip(mapped.records, findings.bounds[:-1].tolist(), strict=True)
         for row in record.info["remaining"]
     }
     summary = report(index, findings, remaining, benchmark_digests(benchmarks))
     out.write_json("contamination.json", summary)
     out.metric("flagged", summary["flagged_documents"])
     out.metric("contaminated", summary["contaminated_documents"])
-    _report(out, config, findings, records, num_input)
-    warn_of_contamination(out, num_input, summary["flagged_documents"], runtime)
-    if num_kept == 0:
+    _report(out, config, findings, mapped)
+    warn_of_contamination(out, mapped.num_input, summary["flagged_documents"], runtime)
+    if mapped.num_kept == 0:
         raise InputError(
-            f"decontaminate kept none of {num_input} documents: is the training text the benchmark?"
+            f"decontaminate kept none of {mapped.num_input} documents: is the training text the "
+            "benchmark?"
         )
-    return out.commit()
+    return mapped.finish()
 
 
 def scan_shard(
     shard: ShardOutput,
     key: str,
-    *,
+    batches: Callable[..., Iterator[pa.RecordBatch]],
     config: DecontaminateConfig,
-    documents: Documents,
-    names: dict[str, str],
     benchmarks: Source,
 ) -> None:
     """Note where one shard's documents hold indexed n-grams."""
     from lmpipe.curation.contamination import scan_texts
-    from lmpipe.documents.read import read_shard
 
     index = _index(config, benchmarks)
-    number, first, hits = key.removeprefix("scan-"), 0, []
-    for batch in read_shard(documents, names[number], ["text"]):
+    first, hits = 0, []
+    for batch in batches(["text"]):
         hits.append(scan_texts(index, batch.column("text"), first))
         first += batch.num_rows
     shard.counts["documents"] = first
-    shard.write_bytes(f"scans/{number}", b"".join(rows.tobytes() for rows in hits))
+    shard.write_bytes(f"scans/{key}", b"".join(rows.tobytes() for rows in hits))
 
 
-def filter_shard(
-    shard: ShardOutput,
-    key: str,
-    *,
-    config: DecontaminateConfig,
-    documents: Documents,
-    names: dict[str, str],
-    store: Store,
-    flags: dict[str, str],
+def filter_part(
+    part: StoredPart, *, config: DecontaminateConfig, store: Store, flags: dict[str, str]
 ) -> None:
-    """Write one shard without what is flagged, its part of the ledger, and the evidence."""
+    """Write one part without what is flagged, its part of the ledger, and the evidence."""
     from lmpipe.curation.contamination import Remover, write_overlaps
-    from lmpipe.curation.yields import HostCounts
-    from lmpipe.documents.ledger import write_part
-    from lmpipe.documents.read import read_shard
-    from lmpipe.documents.write import DocumentWriter
 
-    remover, hosts = Remover(store.read(flags[key]) or b"[]", config), HostCounts()
-    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
-        for batch in read_shard(documents, names[key]):
-            kept = remover.apply(batch)
-            hosts.add_batches(batch, kept)
-            writer.write_table(kept)
-    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
-    write_part(shard, key, remover.removed)
-    write_overlaps(shard, key, remover.overlaps)
-    shard.counts.update({"kept": writer.num_rows, "cut": remover.num_cut})
-    shard.info.update({"remaining": remover.remaining, "hosts": hosts.counts})
+    remover = Remover(store.read(flags[part.key]) or b"[]", config)
+    for batch in part.batches():
+        part.settle(batch, remover.apply(batch))
+    part.remove(remover.removed)
+    write_overlaps(part.shard, part.key, remover.overlaps)
+    part.counts["cut"] = remover.num_cut
+    part.info["remaining"] = remover.remaining
 
 
 def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":
@@ -229,15 +208,11 @@ def _report(
     out: Output[Documents],
     config: DecontaminateConfig,
     findings: "Findings",
-    records: list[ShardRecord],
-    num_input: int,
+    mapped: MappedDocuments,
 ) -> None:
-    num_kept = sum(int(record.counts["kept"]) for record in records)
     rows = findings.table()
-    out.metric("input", num_input)
-    out.metric("kept", num_kept)
-    out.metric("removed", {"contaminated": num_input - num_kept})
-    out.metric("cut", sum(int(record.counts["cut"]) for record in records))
+    out.metric("removed", {"contaminated": mapped.num_input - mapped.num_kept})
+    out.metric("cut", mapped.total("cut"))
     out.metric("benchmarks", {row["benchmark"]: row for row in rows})
     out.table("contamination", rows)
     for row in rows:

@@ -27,22 +27,26 @@ Documents with fewer words than the n-gram have no n-grams and are compared for 
 without any word is compared by nothing but its address.
 """
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
+from lmpipe.documents.read import count_documents
+from lmpipe.documents.retention import Hosts, hosts_of
+from lmpipe.documents.stage import StoredPart, map_documents, part_keys, scan_documents
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
     from lmpipe.curation.duplicates import Sketches, Verdicts
-    from lmpipe.curation.yields import Hosts
 
 
 class DedupConfig(StageConfig):
@@ -111,44 +115,27 @@ def dedup(
     """
     from lmpipe.curation.duplicates import Sketches, earlier_shards, new_shards
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import count_documents, shard_names
 
-    names = {Path(name).stem: name for name in shard_names(documents)}
     count = count_documents(documents)
     if count == 0:
         raise InputError("dedup got no documents; look at what the stage before removed")
     past = earlier_shards(earlier, config)
     runtime = enough_workers(runtime, count)
-    sketch = partial(sketch_shard, config=config, documents=documents, names=names)
-    made = out.run_shards([f"sketch-{key}" for key in names], sketch, runtime)
+    made = scan_documents(out, documents, "sketch", partial(sketch_shard, config=config), runtime)
     with out.scratch(runtime) as scratch:
         shards = new_shards(documents, made) + past
         sketches = Sketches(out.store, shards, config.bands, config.rows, scratch)
         verdicts = _find(out, sketches, config, scratch, runtime)
-        removals = _store_removals(out, sketches, verdicts, list(names))
-        work = partial(
-            filter_shard,
-            config=config,
-            documents=documents,
-            names=names,
-            store=out.store,
-            removals=removals,
-        )
-        records = out.run_shards(list(names), work, runtime)
-        num_kept = sum(int(record.counts["kept"]) for record in records)
-        assert_conserved("dedup", count, num_kept, gather_parts(out, list(names)))
-        if num_kept == 0:
+        removals = _store_removals(out, sketches, verdicts, part_keys(documents))
+        work = partial(filter_part, config=config, store=out.store, removals=removals)
+        mapped = map_documents(out, documents, work, runtime)
+        if mapped.num_kept == 0:
             raise InputError(
                 f"dedup keeps none of {count} documents: earlier crawls hold all of them; see "
                 "`lmpipe dedup-index`, or leave dedup_index out"
             )
-        hosts = hosts_of(records)
-        _report(out, config, sketches, verdicts, hosts)
-        check_yield(out, "dedup", count, num_kept, runtime)
-        check_hosts(out, "dedup", hosts, runtime)
-    return out.commit()
+        _report(out, config, sketches, verdicts, hosts_of(mapped.records))
+    return mapped.finish()
 
 
 def _find(
@@ -194,79 +181,57 @@ def _find(
 def sketch_shard(
     shard: ShardOutput,
     key: str,
-    *,
+    batches: Callable[..., Iterator[pa.RecordBatch]],
     config: DedupConfig,
-    documents: Documents,
-    names: dict[str, str],
 ) -> None:
     """Write what the gathering needs to know of one shard's documents."""
     import numpy as np
 
     from lmpipe.curation.duplicates import HEAD, sketch_batch, write_sketch
     from lmpipe.curation.minhash import HashFamily
-    from lmpipe.documents.read import read_shard
 
-    number = key.removeprefix("sketch-")
     width = config.bands * config.rows
     family = HashFamily.from_seed(config.seed, width)
     columns = ["id", "text"]
     columns += ["url"] if config.same_url else []
     columns += {"best_quality": ["quality_score"], "earliest": ["date"]}.get(config.keep, [])
     heads, minima = [np.empty(0, HEAD)], [np.empty((0, width), np.uint32)]
-    for batch in read_shard(documents, names[number], columns):
+    for batch in batches(columns):
         head, rows = sketch_batch(batch, config, family)
         heads.append(head)
         minima.append(rows)
     shard.counts["documents"] = sum(len(head) for head in heads)
-    write_sketch(shard, number, np.concatenate(heads), np.concatenate(minima), config.bands)
+    write_sketch(shard, key, np.concatenate(heads), np.concatenate(minima), config.bands)
 
 
-def filter_shard(
-    shard: ShardOutput,
-    key: str,
-    *,
-    config: DedupConfig,
-    documents: Documents,
-    names: dict[str, str],
-    store: Store,
-    removals: dict[str, str],
+def filter_part(
+    part: StoredPart, *, config: DedupConfig, store: Store, removals: dict[str, str]
 ) -> None:
-    """Write one shard's documents that stay, its part of the ledger, and the evidence."""
+    """Write one part's documents that stay, its part of the ledger, and the evidence."""
     import numpy as np
-    import pyarrow as pa
 
     from lmpipe.curation.duplicates import REMOVAL
     from lmpipe.curation.evidence import evidence_table, ledger_rows, write_evidence
-    from lmpipe.curation.yields import HostCounts
-    from lmpipe.documents.ledger import write_part
-    from lmpipe.documents.read import read_shard
-    from lmpipe.documents.write import DocumentWriter
 
-    gone = np.frombuffer(store.read(removals[key]) or b"", REMOVAL)
-    first, hosts, rows, evidence, stays = 0, HostCounts(), [], [], [np.empty(0, np.bool)]
-    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
-        for batch in read_shard(documents, names[key]):
-            last = first + batch.num_rows
-            mine = gone[(gone["row"] >= first) & (gone["row"] < last)]
-            keep = np.ones(batch.num_rows, np.bool)
-            keep[mine["row"] - first] = False
-            writer.write_table(batch.filter(pa.array(keep)))
-            ids, urls = (batch.column(c).take(pa.array(mine["row"] - first)) for c in ("id", "url"))
-            rows += ledger_rows(mine, ids.to_pylist(), urls.to_pylist(), config)
-            evidence.append(evidence_table(mine, ids))
-            is_new = np.ones(batch.num_rows, np.bool)  # what an earlier crawl holds is not lost
-            is_new[mine["row"][mine["is_earlier"]] - first] = False
-            new = batch.column("host").filter(pa.array(is_new)).to_pylist()
-            hosts.add(new, keep[is_new].tolist())
-            stays.append(keep)
-            first = last
-    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
-    write_part(shard, key, rows)
-    write_evidence(shard, key, evidence)
-    shard.write_bytes(f"sketches/{key}.stays", np.concatenate(stays).tobytes())
-    shard.set_rows(f"sketches/{key}.stays", first)
-    shard.counts["kept"] = writer.num_rows
-    shard.info["hosts"] = hosts.counts
+    gone = np.frombuffer(store.read(removals[part.key]) or b"", REMOVAL)
+    first, evidence, stays = 0, [], [np.empty(0, np.bool)]
+    for batch in part.batches():
+        last = first + batch.num_rows
+        mine = gone[(gone["row"] >= first) & (gone["row"] < last)]
+        keep = np.ones(batch.num_rows, np.bool)
+        keep[mine["row"] - first] = False
+        ids, urls = (batch.column(c).take(pa.array(mine["row"] - first)) for c in ("id", "url"))
+        removed = ledger_rows(mine, ids.to_pylist(), urls.to_pylist(), config)
+        evidence.append(evidence_table(mine, ids))
+        is_new = np.ones(batch.num_rows, np.bool)  # what an earlier crawl holds is not lost
+        is_new[mine["row"][mine["is_earlier"]] - first] = False
+        part.settle(batch, batch.filter(pa.array(keep)), removed, counted=pa.array(is_new))
+        stays.append(keep)
+        first = last
+    write_evidence(part.shard, part.key, evidence)
+    name = f"sketches/{part.key}.stays"
+    part.shard.write_bytes(name, np.concatenate(stays).tobytes())
+    part.shard.set_rows(name, first)
 
 
 def _store_removals(
@@ -275,12 +240,10 @@ def _store_removals(
     """Put each shard's removals where its worker finds them; they are no part of the artifact."""
     from lmpipe.curation.duplicates import removals
 
-    paths = {}
-    for index, key in enumerate(keys):
-        name = f"removals/{key}"
-        out.write_bytes(name, removals(sketches, verdicts, index).tobytes())
-        paths[key] = out.files.pop(name).path
-    return paths
+    return {
+        key: out.temporary(f"removals/{key}", removals(sketches, verdicts, index).tobytes())
+        for index, key in enumerate(keys)
+    }
 
 
 def _report(
@@ -288,15 +251,13 @@ def _report(
     config: DedupConfig,
     sketches: "Sketches",
     verdicts: "Verdicts",
-    hosts: "Hosts",
+    hosts: Hosts,
 ) -> None:
     import numpy as np
 
     from lmpipe.curation.duplicates import REASONS, unpack_id
 
     removed = verdicts.is_removed
-    out.metric("input", sketches.num_new)
-    out.metric("kept", sketches.num_new - int(removed.sum()))
     counts = np.bincount(verdicts.reasons[removed], minlength=len(REASONS)).tolist()
     shown = [n for n in range(len(REASONS)) if n or config.same_url]
     out.metric("removed", {REASONS[number]: counts[number] for number in shown})
@@ -325,7 +286,7 @@ def _raise_alarms(
     out: Output[Documents],
     config: DedupConfig,
     clusters: list[dict[str, Any]],
-    hosts: "Hosts",
+    hosts: Hosts,
 ) -> None:
     """Warn where duplicates look like a template or a wiped-out source rather than copies."""
     alarms = [

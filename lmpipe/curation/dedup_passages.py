@@ -25,16 +25,25 @@ asked rate (bloom.py).
 Signals measured before (num_words, scores) are those of the text before the cut.
 """
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import pyarrow as pa
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
+from lmpipe.documents.read import count_documents, split_by_bytes
+from lmpipe.documents.stage import (
+    MappedDocuments,
+    StoredPart,
+    map_documents,
+    part_keys,
+    scan_documents,
+)
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -97,45 +106,31 @@ def dedup_passages(
     from lmpipe.curation.cuts import count_lost_keepers
     from lmpipe.curation.repeats import find_repeats
     from lmpipe.curation.word_hashes import enough_workers
-    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import count_documents, shard_names
 
-    names = {Path(name).stem: name for name in shard_names(documents)}
     count = count_documents(documents)
     runtime = enough_workers(runtime, count)
-    keys = partial(key_shard, config=config, documents=documents, names=names)
-    made = out.run_shards([f"keys-{key}" for key in names], keys, runtime)
+    made = scan_documents(out, documents, "keys", partial(key_shard, config=config), runtime)
     if not any(record.counts["passages"] for record in made):
         raise InputError(
             f"none of {count} documents holds a passage of min_passage_words="
             f"{config.min_passage_words} (unit={config.unit}): nothing could be found; lower it"
         )
     found = find_repeats(out, made, config, runtime)
-    work = partial(
-        cut_shard,
-        config=config,
-        documents=documents,
-        names=names,
-        store=out.store,
-        ranges=dict(zip(names, found.ranges, strict=True)),
-    )
-    records = out.run_shards(list(names), work, runtime)
-    kept = _total(records, "kept")
-    assert_conserved("dedup_passages", count, kept, gather_parts(out, list(names)))
-    parts = sum(_total(records, name) for name in _CHARACTERS)
+    keys = part_keys(documents)
+    ranges = dict(zip(keys, found.ranges, strict=True))
+    work = partial(cut_part, config=config, store=out.store, ranges=ranges)
+    mapped = map_documents(out, documents, work, runtime)
+    parts = sum(mapped.total(name) for name in _CHARACTERS)
     whole = _total(made, "characters")
     assert parts == whole, f"dedup_passages: {parts} characters came out of {whole}"
-    if kept == 0:
+    if mapped.num_kept == 0:
         raise InputError(
             f"dedup_passages keeps none of {count} documents; lower min_remaining_words="
             f"{config.min_remaining_words} or min_remaining_fraction"
         )
-    check_yield(out, "dedup_passages", count, kept, runtime)
-    check_hosts(out, "dedup_passages", hosts_of(records), runtime)
-    _report(out, config, made, records, found)
-    out.metric("lost_keepers", count_lost_keepers(out, list(names)))
-    return out.commit()
+    _report(out, config, made, mapped, found)
+    out.metric("lost_keepers", count_lost_keepers(out, keys))
+    return mapped.finish()
 
 
 _CHARACTERS = ("kept_characters", "cut_characters", "dropped_characters")
@@ -144,10 +139,8 @@ _CHARACTERS = ("kept_characters", "cut_characters", "dropped_characters")
 def key_shard(
     shard: ShardOutput,
     key: str,
-    *,
+    batches: Callable[..., Iterator[pa.RecordBatch]],
     config: DedupPassagesConfig,
-    documents: Documents,
-    names: dict[str, str],
 ) -> None:
     """Write one shard's passages."""
     import numpy as np
@@ -156,11 +149,9 @@ def key_shard(
     from lmpipe.curation.duplicates import pack_ids
     from lmpipe.curation.passages import passage_keys, split
     from lmpipe.curation.repeats import PASSAGE, write_passages
-    from lmpipe.documents.read import read_shard, split_by_bytes
 
     parts, first, characters = [np.empty(0, PASSAGE)], 0, 0
-    name = names[key.removeprefix("keys-")]
-    for batch in split_by_bytes(read_shard(documents, name, ["id", "text"])):
+    for batch in split_by_bytes(batches(["id", "text"])):
         segments = split(batch.column("text"), config.unit)
         keys, texts, places = passage_keys(segments, config.length, config.min_passage_words)
         rows = np.empty(len(keys), PASSAGE)
@@ -171,38 +162,26 @@ def key_shard(
         characters += pc.sum(pc.utf8_length(batch.column("text"))).as_py() or 0
     rows = np.concatenate(parts)
     shard.counts.update({"passages": len(rows), "characters": characters})
-    write_passages(shard, f"passages/{key}", rows, by_place=config.bloom_memory_mb > 0)
+    write_passages(shard, f"passages/keys-{key}", rows, by_place=config.bloom_memory_mb > 0)
 
 
-def cut_shard(
-    shard: ShardOutput,
-    key: str,
+def cut_part(
+    part: StoredPart,
     *,
     config: DedupPassagesConfig,
-    documents: Documents,
-    names: dict[str, str],
     store: Store,
     ranges: dict[str, list[tuple[str, int, int]]],
 ) -> None:
-    """Write what remains of one shard, its part of the ledger, and the evidence."""
+    """Write what remains of one part, and the evidence."""
     from lmpipe.curation.cuts import Cutter, write_cuts
     from lmpipe.curation.repeats import read_repeats
-    from lmpipe.curation.yields import HostCounts
-    from lmpipe.documents.ledger import write_part
-    from lmpipe.documents.read import read_shard, split_by_bytes
-    from lmpipe.documents.write import DocumentWriter
 
-    cutter, hosts = Cutter(read_repeats(store, ranges[key]), config), HostCounts()
-    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
-        for batch in split_by_bytes(read_shard(documents, names[key])):
-            kept = cutter.apply(batch)
-            hosts.add_batches(batch, kept)
-            writer.write_table(kept)
-    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
-    write_part(shard, key, cutter.removed)
-    write_cuts(shard, key, cutter.tables)
-    shard.counts.update({**cutter.counts, "kept": writer.num_rows})
-    shard.info["hosts"] = hosts.counts
+    cutter = Cutter(read_repeats(store, ranges[part.key]), config)
+    for batch in split_by_bytes(part.batches()):
+        part.settle(batch, cutter.apply(batch))
+    part.remove(cutter.removed)
+    write_cuts(part.shard, part.key, cutter.tables)
+    part.counts.update(cutter.counts)
 
 
 def _total(records: list[ShardRecord], name: str) -> int:
@@ -213,19 +192,16 @@ def _report(
     out: Output[Documents],
     config: DedupPassagesConfig,
     made: list[ShardRecord],
-    records: list[ShardRecord],
+    mapped: MappedDocuments,
     found: "Repeats",
 ) -> None:
     from lmpipe.curation.cuts import reason_of
 
-    kept, removed = _total(records, "kept"), _total(records, "removed")
-    out.metric("input", kept + removed)
-    out.metric("kept", kept)
-    out.metric("removed", {reason_of(config): removed})
-    out.metric("cut", _total(records, "cut"))
+    out.metric("removed", {reason_of(config): mapped.total("removed")})
+    out.metric("cut", mapped.total("cut"))
     out.metric("passages", _total(made, "passages"))
     for name in (*_CHARACTERS, "cut_words"):
-        out.metric(name, _total(records, name))
+        out.metric(name, mapped.total(name))
     for name, value in found.figures.items():
         out.metric(name, value)
     rows = [{"keeper": k, "segment": s, "copies": n} for k, s, n in found.most_copied]

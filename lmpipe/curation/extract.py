@@ -14,11 +14,16 @@ from collections import Counter
 from functools import partial
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field
 
-from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
+from lmpipe.documents.ledger import removal
+from lmpipe.documents.schema import DOCUMENT_SCHEMA
+from lmpipe.documents.stage import DocumentPart, MappedDocuments, make_documents
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -62,25 +67,15 @@ def extract(
     Raises:
         InputError: the source holds no page with text.
     """
-    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-
     ranges = _ranges(source, config.split_bytes)
-    keys = list(ranges)
     work = partial(_extract_range, source=source, ranges=ranges, config=config)
-    records = out.run_shards(keys, work, runtime)
-    num_removed = gather_parts(out, keys)
-    _gather_origins(out, keys)
-    out.metric("revisits", _count_revisits(out, keys))
-    num_pages = sum(int(record.counts["pages"]) for record in records)
-    num_kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("extract", num_pages, num_kept, num_removed)
-    _report(out, records, num_pages, num_kept)
-    if num_kept == 0:
-        raise InputError(_nothing_kept(source, records))
-    check_yield(out, "extract", num_pages, num_kept, runtime)
-    check_hosts(out, "extract", hosts_of(records), runtime)
-    return out.commit()
+    mapped = make_documents(out, list(ranges), work, runtime)
+    _gather_origins(out, list(ranges))
+    out.metric("revisits", _count_revisits(out, list(ranges)))
+    _report(out, mapped)
+    if mapped.num_kept == 0:
+        raise InputError(_nothing_kept(source, mapped))
+    return mapped.finish()
 
 
 def _ranges(source: Source, split_bytes: int) -> dict[str, tuple[str, tuple[int, int] | None]]:
@@ -99,77 +94,56 @@ def _ranges(source: Source, split_bytes: int) -> dict[str, tuple[str, tuple[int,
 
 
 def _extract_range(
-    shard: ShardOutput,
-    key: str,
+    part: DocumentPart,
     *,
     source: Source,
     ranges: dict[str, tuple[str, tuple[int, int] | None]],
     config: ExtractConfig,
 ) -> None:
-    """Extract the records of one archive, or of a range of it, into one shard of documents."""
+    """Extract the records of one archive, or of a range of it, into one part."""
     from lmpipe.curation.html import LIMIT_REASONS, MainText
     from lmpipe.curation.warc import Census, WarcPages
-    from lmpipe.curation.yields import HostCounts
-    from lmpipe.documents.ledger import removal, write_part
-    from lmpipe.documents.schema import DOCUMENT_SCHEMA
-    from lmpipe.documents.write import DocumentWriter
 
-    name, byte_range = ranges[key]
+    name, byte_range = ranges[part.key]
     census = Census()
     path = source.local(name)
     pages = WarcPages(path, name, source.name, config.max_page_bytes, census, byte_range)
     texts = MainText(config.extractor, config.max_page_seconds, config.max_page_memory_bytes)
-    removed: list[dict[str, Any]] = []
     origins: list[dict[str, Any]] = []
-    authors: Counter[str] = Counter()
-    hosts = HostCounts()
+    extractors: Counter[str] = Counter()
     columns = set(DOCUMENT_SCHEMA.names)
-    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
-        for page in texts.run(pages.run()):
-            fields = page.metadata
-            reason = fields.get("removed")
-            hosts.add([fields.get("host")], [not reason])
-            if reason:
-                url = fields.get("url") or f"{name}#{fields['warc_offset']}"
-                score, bound = fields.get("score"), fields.get("threshold")
-                removed.append(
-                    removal(page.id, "extract", reason, score=score, threshold=bound, url=url)
-                )
-                origins.append({"id": page.id, **{name: fields.get(name) for name in ORIGIN}})
-                if reason in LIMIT_REASONS:
-                    shard.inexact(page.id, reason)
-                continue
-            row = {column: value for column, value in fields.items() if column in columns}
-            authors[fields["extractor"]] += 1
-            writer.write({"id": page.id, "text": page.text, **row})
-    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
-    write_part(shard, key, removed)
-    shard.write_bytes(f"parts/{key}.origins", json.dumps(origins).encode())
-    shard.counts.update({"kept": writer.num_rows, "pages": census.records["pages"]})
-    shard.info.update(
-        {
-            "file": name,
-            "records": dict(census.records),
-            "reasons": dict(Counter(row["reason"] for row in removed)),
-            "unreadable": census.unreadable,
-            "authors": dict(authors),
-            "hosts": hosts.counts,
-        }
+    for page in texts.run(pages.run()):
+        fields = page.metadata
+        if reason := fields.get("removed"):
+            url = fields.get("url") or f"{name}#{fields['warc_offset']}"
+            score, bound = fields.get("score"), fields.get("threshold")
+            row = removal(page.id, "extract", reason, score=score, threshold=bound, url=url)
+            part.refuse(row, fields.get("host"))
+            origins.append({"id": page.id, **{name: fields.get(name) for name in ORIGIN}})
+            if reason in LIMIT_REASONS:
+                part.shard.inexact(page.id, reason)
+            continue
+        extractors[fields["extractor"]] += 1
+        known = {column: value for column, value in fields.items() if column in columns}
+        part.keep({"id": page.id, "text": page.text, **known})
+    num_pages = census.records["pages"]
+    assert part.num_input == num_pages, f"{name}: {part.num_input} of {num_pages} pages came out"
+    part.shard.write_bytes(f"parts/{part.key}.origins", json.dumps(origins).encode())
+    part.info.update(
+        file=name,
+        records=dict(census.records),
+        unreadable=census.unreadable,
+        extractors=dict(extractors),
     )
     for kind, hashes in (("originals", census.originals), ("revisits", census.revisits)):
-        shard.write_bytes(f"parts/{key}.{kind}", array("Q", hashes).tobytes())
+        part.shard.write_bytes(f"parts/{part.key}.{kind}", array("Q", hashes).tobytes())
 
 
 def _gather_origins(out: Output[Documents], keys: list[str]) -> None:
     """Write where the removed pages came from, which the ledger does not hold, by id."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from lmpipe.documents.schema import DOCUMENT_SCHEMA
-
     rows = []
     for key in keys:
-        rows += json.loads(out.store.read(out.files.pop(f"parts/{key}.origins").path) or b"[]")
+        rows += json.loads(out.store.read(out.take(f"parts/{key}.origins")) or b"[]")
     schema = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("id", *ORIGIN)])
     table = pa.Table.from_pylist(sorted(rows, key=lambda row: str(row["id"])), schema=schema)
     with out.open("origins.parquet") as file:
@@ -180,48 +154,37 @@ def _gather_origins(out: Output[Documents], keys: list[str]) -> None:
 def _count_revisits(out: Output[Documents], keys: list[str]) -> dict[str, int]:
     """Count the revisit records, and those whose original is in the input; drop the parts."""
     parts = {
-        kind: [out.files.pop(f"parts/{key}.{kind}") for key in keys]
+        kind: [out.take(f"parts/{key}.{kind}") for key in keys]
         for kind in ("originals", "revisits")
     }
     revisits: Counter[int] = Counter()
     for part in parts["revisits"]:
-        revisits.update(array("Q", out.store.read(part.path) or b""))
+        revisits.update(array("Q", out.store.read(part) or b""))
     resolved = 0
     for part in parts["originals"] if revisits else []:
-        for original in set(array("Q", out.store.read(part.path) or b"")):
+        for original in set(array("Q", out.store.read(part) or b"")):
             resolved += revisits.pop(original, 0)
     return {"records": resolved + revisits.total(), "original_in_input": resolved}
 
 
-def _report(
-    out: Output[Documents], records: list[ShardRecord], num_pages: int, num_kept: int
-) -> None:
-    seen: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    authors: Counter[str] = Counter()
-    for record in records:
-        seen.update(record.info["records"])
-        reasons.update(record.info["reasons"])
-        authors.update(record.info["authors"])
-        for message in record.info["unreadable"]:
-            out.log(message, level="warning")
+def _report(out: Output[Documents], mapped: MappedDocuments) -> None:
+    seen = mapped.counter("records")
+    unreadable = [message for record in mapped.records for message in record.info["unreadable"]]
+    for message in unreadable:
+        out.log(message, level="warning")
     out.metric("records", dict(sorted(seen.items())))
-    out.metric("removed", dict(sorted(reasons.items())))
-    out.metric("unreadable", [message for r in records for message in r.info["unreadable"]])
-    out.metric("extractors", dict(sorted(authors.items())))
-    out.metric("input", num_pages)
-    out.metric("kept", num_kept)
+    out.metric("unreadable", unreadable)
+    out.metric("extractors", dict(sorted(mapped.counter("extractors").items())))
     out.table("records", [{"kind": kind, "count": count} for kind, count in seen.most_common()])
-    out.table("removed", [{"reason": why, "count": count} for why, count in reasons.most_common()])
+    mapped.report_reasons()
 
 
-def _nothing_kept(source: Source, records: list[ShardRecord]) -> str:
-    seen: Counter[str] = Counter()
-    for record in records:
-        seen.update(record.info["records"])
-        seen.update({f"removed: {why}": count for why, count in record.info["reasons"].items()})
+def _nothing_kept(source: Source, mapped: MappedDocuments) -> str:
+    seen = mapped.counter("records")
+    seen.update({f"removed: {why}": count for why, count in mapped.reasons.items()})
     return (
-        f"extract kept no page of source {source.name!r} ({len(records)} files). Its records: "
+        f"extract kept no page of source {source.name!r} ({len(mapped.records)} files). Its "
+        "records: "
         + (", ".join(f"{kind} {count}" for kind, count in seen.most_common(8)) or "none")
         + ". Only HTML responses with status 200 are pages"
     )

@@ -7,7 +7,6 @@ from; a file that breaks off gives the rows before the break.
 import gzip
 import io
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,9 +14,12 @@ from typing import IO, Any, Literal, Self
 
 from pydantic import Field
 
-from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
+from lmpipe.documents.ledger import removal
+from lmpipe.documents.schema import document_id
+from lmpipe.documents.stage import DocumentPart, make_documents
 from lmpipe.documents.text_files import as_utf8, parse_json, utf8_lines
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
@@ -51,105 +53,67 @@ def import_documents(
     Raises:
         InputError: a file of another kind, or no row with text.
     """
-    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-
     names = source.names()
     if strange := [name for name in names if not _plain_name(name).endswith(SUFFIXES)]:
         raise InputError(
             f"cannot import {strange[:5]}; known are {', '.join(SUFFIXES)}, .gz and .zst"
         )
-    keys = [f"{number:05d}" for number in range(len(names))]
-    work = partial(
-        _import_file, source=source, names=dict(zip(keys, names, strict=True)), config=config
-    )
-    records = out.run_shards(keys, work, runtime)
-    num_rows = sum(int(record.counts["rows"]) for record in records)
-    num_kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("import_documents", num_rows, num_kept, gather_parts(out, keys))
-    check_yield(out, "import_documents", num_rows, num_kept, runtime)
-    check_hosts(out, "import_documents", hosts_of(records), runtime)
-    reasons: Counter[str] = Counter()
-    unreadable: list[str] = []
-    for record in records:
-        reasons.update(record.info["reasons"])
-        unreadable += record.info["unreadable"]
+    by_key = {f"{number:05d}": name for number, name in enumerate(names)}
+    work = partial(_import_file, source=source, names=by_key, config=config)
+    mapped = make_documents(out, list(by_key), work, runtime)
+    unreadable = [message for record in mapped.records for message in record.info["unreadable"]]
     for message in unreadable:
         out.log(message, level="warning")
     out.metric("unreadable", unreadable)
-    out.metric("input", num_rows)
-    out.metric("kept", num_kept)
-    out.metric("removed", dict(sorted(reasons.items())))
-    out.table("removed", [{"reason": why, "count": count} for why, count in reasons.most_common()])
-    if num_kept == 0:
+    mapped.report_reasons()
+    if mapped.num_kept == 0:
         raise InputError(
-            f"import_documents kept none of {num_rows} rows of source {source.name!r}: "
-            f"{dict(reasons)}. "
+            f"import_documents kept none of {mapped.num_input} rows of source {source.name!r}: "
+            f"{dict(mapped.reasons)}. "
             + (unreadable[0] if unreadable else f"Is text_field={config.text_field!r} right?")
         )
-    return out.commit()
+    return mapped.finish()
 
 
 def _import_file(
-    shard: ShardOutput,
-    key: str,
-    *,
-    source: Source,
-    names: dict[str, str],
-    config: ImportDocumentsConfig,
+    part: DocumentPart, *, source: Source, names: dict[str, str], config: ImportDocumentsConfig
 ) -> None:
     from lmpipe.curation.html import clean_text
     from lmpipe.curation.warc import host_of
-    from lmpipe.curation.yields import HostCounts
-    from lmpipe.documents.ledger import removal, write_part
-    from lmpipe.documents.schema import document_id
-    from lmpipe.documents.write import DocumentWriter
 
-    name = names[key]
-    removed: list[dict[str, Any]] = []
+    name, seen = names[part.key], set[str]()
     unreadable: list[str] = []
-    hosts, rows, seen = HostCounts(), 0, set[str]()
-    with shard.open(f"kept/{key}.parquet", "wb") as file, DocumentWriter(file) as writer:
-        for number, row in enumerate(_rows(source.local(name), _plain_name(name), config)):
-            rows += 1
-            if isinstance(row, _Break):
-                unreadable.append(f"{name} cannot be read after row {number}: {row.why}")
-            reason, row = (row, {}) if isinstance(row, str) else (None, row)
-            text = row.get(config.text_field)
-            label = row.get(config.id_field) if config.id_field else None
-            row_key = f"{name}#{number if label is None else label}"
-            if config.id_field and row_key in seen:  # the number tells rows of one name apart
-                row_key = f"{row_key}@{number}"
-            seen.update([row_key] if config.id_field else [])
-            identity = document_id(source.name, row_key)
-            reason = reason or _reason(text)
-            url = _string(row.get(config.url_field))
-            host = None if url is None else host_of(url)
-            hosts.add([host], [not reason])
-            if reason:
-                place = f"{name}#{number}"
-                removed.append(
-                    removal(identity, "import_documents", reason, score=number, url=place)
-                )
-                continue
-            date = _string(row.get(config.date_field))
-            writer.write(
-                {
-                    "id": identity,
-                    "text": clean_text(str(text)),
-                    "url": url,
-                    "host": host,
-                    "date": date,
-                    "warc_path": name,
-                    "warc_offset": number,
-                    "extractor": "import",
-                }
-            )
-    shard.set_rows(f"kept/{key}.parquet", writer.num_rows)
-    write_part(shard, key, removed)
-    shard.counts.update({"kept": writer.num_rows, "rows": rows})
-    reasons = dict(Counter(row["reason"] for row in removed))
-    shard.info.update({"reasons": reasons, "hosts": hosts.counts, "unreadable": unreadable})
+    for number, row in enumerate(_rows(source.local(name), _plain_name(name), config)):
+        if isinstance(row, _Break):
+            unreadable.append(f"{name} cannot be read after row {number}: {row.why}")
+        reason, row = (row, {}) if isinstance(row, str) else (None, row)
+        text = row.get(config.text_field)
+        label = row.get(config.id_field) if config.id_field else None
+        row_key = f"{name}#{number if label is None else label}"
+        if config.id_field and row_key in seen:  # the number tells rows of one name apart
+            row_key = f"{row_key}@{number}"
+        seen.update([row_key] if config.id_field else [])
+        identity = document_id(source.name, row_key)
+        url = _string(row.get(config.url_field))
+        host = None if url is None else host_of(url)
+        if reason := reason or _reason(text):
+            place = f"{name}#{number}"
+            gone = removal(identity, "import_documents", reason, score=number, url=place)
+            part.refuse(gone, host)
+            continue
+        part.keep(
+            {
+                "id": identity,
+                "text": clean_text(str(text)),
+                "url": url,
+                "host": host,
+                "date": _string(row.get(config.date_field)),
+                "warc_path": name,
+                "warc_offset": number,
+                "extractor": "import",
+            }
+        )
+    part.info["unreadable"] = unreadable
 
 
 def _reason(text: Any) -> str | None:

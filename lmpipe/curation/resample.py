@@ -5,16 +5,19 @@ documents with the highest log weight plus noise; both are in the ledger's score
 """
 
 import gzip
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Source
+from lmpipe.documents.ledger import removal
+from lmpipe.documents.stage import StoredPart, map_documents, part_keys, scan_documents
 from lmpipe.documents.text_files import json_lines, parse_json, read_text_file
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
@@ -41,31 +44,21 @@ def resample(
 ) -> Documents:
     """Draw documents whose hashed n-grams are distributed as the target's (DSIR)."""
     from lmpipe.curation.dsir import bucket_counts, log_ratios
-    from lmpipe.curation.yields import check_yield
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import count_documents, shard_names
 
-    names = {Path(name).stem: name for name in shard_names(documents)}
-    shared: dict[str, Any] = {"config": config, "documents": documents, "names": names}
-    counted = out.run_shards([f"count-{k}" for k in names], partial(_count, **shared), runtime)
+    count = partial(_count, num_buckets=config.num_buckets)
+    counted = scan_documents(out, documents, "count", count, runtime)
     pool = sum((np.array(r.info["counts"]) for r in counted), np.zeros(config.num_buckets, int))
     ratios = log_ratios(bucket_counts(target_texts(target), config.num_buckets), pool)
-    work = partial(_weigh, **shared, ratios=ratios)
-    weighed = out.run_shards([f"weigh-{key}" for key in names], work, runtime)
+    weigh = partial(_weigh, seed=config.seed, ratios=ratios)
+    weighed = scan_documents(out, documents, "weigh", weigh, runtime)
     scores = np.sort(np.concatenate([np.zeros(0), *(r.info["scores"] for r in weighed)]))
-    num_input = count_documents(documents)
-    num_drawn = max(1, round(config.kept_fraction * num_input))
-    limit = float(scores[-num_drawn]) if num_input else 0.0
-    by_key = {r.key.removeprefix("weigh-"): r.info["scores"] for r in weighed}
-    draw = partial(_draw, documents=documents, names=names, scores=by_key, limit=limit)
-    records = out.run_shards(list(names), draw, runtime)
-    kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("resample", num_input, kept, gather_parts(out, list(names)))
-    check_yield(out, "resample", num_input, kept, runtime)
-    out.metric("input", num_input)
-    out.metric("kept", kept)
+    num_drawn = max(1, round(config.kept_fraction * len(scores)))
+    limit = float(scores[-num_drawn]) if len(scores) else 0.0
+    keys = part_keys(documents)
+    by_key = {key: record.info["scores"] for key, record in zip(keys, weighed, strict=True)}
+    mapped = map_documents(out, documents, partial(_draw, scores=by_key, limit=limit), runtime)
     out.metric("limit", limit)
-    return out.commit()
+    return mapped.finish(guard_hosts=False)
 
 
 def target_texts(target: Source) -> list[str]:
@@ -93,76 +86,47 @@ def target_texts(target: Source) -> list[str]:
 
 
 def _count(
-    shard: ShardOutput,
-    key: str,
-    *,
-    config: ResampleConfig,
-    documents: Documents,
-    names: dict[str, str],
+    shard: ShardOutput, key: str, batches: Callable[..., Iterator[pa.RecordBatch]], num_buckets: int
 ) -> None:
     from lmpipe.curation.dsir import bucket_counts
-    from lmpipe.documents.read import read_shard
 
-    total = np.zeros(config.num_buckets, dtype=np.int64)
-    for batch in read_shard(documents, names[key.removeprefix("count-")], ["text"]):
-        total += bucket_counts(batch.column("text").to_pylist(), config.num_buckets)
+    total = np.zeros(num_buckets, dtype=np.int64)
+    for batch in batches(["text"]):
+        total += bucket_counts(batch.column("text").to_pylist(), num_buckets)
     shard.info["counts"] = total.tolist()
 
 
 def _weigh(
     shard: ShardOutput,
     key: str,
-    *,
-    config: ResampleConfig,
-    documents: Documents,
-    names: dict[str, str],
-    ratios: Any,
+    batches: Callable[..., Iterator[pa.RecordBatch]],
+    seed: int,
+    ratios: NDArray[np.float64],
 ) -> None:
     from lmpipe.curation.dsir import gumbel, log_weights
-    from lmpipe.documents.read import read_shard
 
     scores: list[float] = []
-    for batch in read_shard(documents, names[key.removeprefix("weigh-")], ["id", "text"]):
-        noise = gumbel(batch.column("id").to_pylist(), config.seed)
+    for batch in batches(["id", "text"]):
+        noise = gumbel(batch.column("id").to_pylist(), seed)
         scores += (log_weights(batch.column("text").to_pylist(), ratios) + noise).tolist()
     shard.info["scores"] = scores
 
 
-def _draw(
-    shard: ShardOutput,
-    key: str,
-    *,
-    documents: Documents,
-    names: dict[str, str],
-    scores: dict[str, list[float]],
-    limit: float,
-) -> None:
-    import pyarrow as pa
-
-    from lmpipe.documents.ledger import removal, write_part
-    from lmpipe.documents.read import read_shard
-    from lmpipe.documents.write import DocumentWriter
-
-    removed = []
-    name = f"kept/{key}.parquet"
+def _draw(part: StoredPart, *, scores: dict[str, list[float]], limit: float) -> None:
     start = 0
-    with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
-        for batch in read_shard(documents, names[key]):
-            found = np.array(scores[key][start : start + batch.num_rows])
-            start += batch.num_rows
-            keep = found >= limit
-            writer.write_table(batch.filter(pa.array(keep)))
-            for row in np.flatnonzero(~keep).tolist():
-                removed.append(
-                    removal(
-                        batch.column("id")[row].as_py(),
-                        "resample",
-                        "not_drawn",
-                        score=float(found[row]),
-                        threshold=limit,
-                        url=batch.column("url")[row].as_py(),
-                    )
-                )
-    shard.set_rows(name, writer.num_rows)
-    write_part(shard, key, removed)
-    shard.counts["kept"] = writer.num_rows
+    for batch in part.batches():
+        found = np.array(scores[part.key][start : start + batch.num_rows])
+        start += batch.num_rows
+        keep = found >= limit
+        removed = [
+            removal(
+                batch.column("id")[row].as_py(),
+                "resample",
+                "not_drawn",
+                score=float(found[row]),
+                threshold=limit,
+                url=batch.column("url")[row].as_py(),
+            )
+            for row in np.flatnonzero(~keep).tolist()
+        ]
+        part.settle(batch, batch.filter(pa.array(keep)), removed)

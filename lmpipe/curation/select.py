@@ -7,12 +7,11 @@ all of them listed beside it.
 
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.draws import Ensemble
@@ -21,7 +20,8 @@ from lmpipe.curation.language_policy import in_models_terms
 from lmpipe.curation.perplexity_buckets import COLUMN as BUCKET
 from lmpipe.curation.perplexity_buckets import PerplexityBuckets
 from lmpipe.curation.rules import RULES, LanguageThresholds, Thresholds
-from lmpipe.errors import InputError, did_you_mean
+from lmpipe.documents.stage import MappedDocuments, StoredPart, map_documents
+from lmpipe.errors import did_you_mean
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -195,87 +195,56 @@ def select(
     from lmpipe.curation.bounds import find_limits
     from lmpipe.curation.margins import nearest_of
     from lmpipe.curation.perplexity_buckets import joined
-    from lmpipe.curation.yields import check_hosts, check_yield, hosts_of
-    from lmpipe.documents.ledger import assert_conserved, gather_parts
-    from lmpipe.documents.read import count_documents, shard_names
 
-    names = {Path(name).stem: name for name in shard_names(documents)}
     config = in_models_terms(config, documents)
     limits = find_limits(documents, config)
-    work = partial(_select_shard, config=config, documents=documents, names=names, limits=limits)
-    records = out.run_shards(list(names), work, runtime)
-    num_input = count_documents(documents)
-    num_kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("select", num_input, num_kept, gather_parts(out, list(names)))
-    _report(out, records, num_input, num_kept)
-    if num_kept == 0:
-        raise InputError(_nothing_kept(records, num_input))
-    check_yield(out, "select", num_input, num_kept, runtime)
-    check_hosts(out, "select", hosts_of(records), runtime)
+    work = partial(_select, config=config, limits=limits)
+    mapped = map_documents(out, documents, work, runtime)
+    _report(out, mapped)
+    mapped.require_kept(_nothing_kept(mapped))
+    records = mapped.records
     margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
     out.write_json("margins.json", margins)
     out.metric("perplexity_limits", limits.perplexity)
     out.metric("min_top_quality", limits.quality)
     out.metric("ensemble_edges", limits.edges)
     if config.ensemble is not None:
-        bands = _totals(records, "bands")
+        bands = mapped.counter("bands")
         out.metric("ensemble_bands", {band: bands[band] for band in sorted(bands, key=int)})
     if config.perplexity_buckets is not None:
         out.metric("perplexity_cutoffs", {name: [*cuts] for name, cuts in limits.cutoffs.items()})
         out.metric("perplexity_buckets", joined(record.info["buckets"] for record in records))
-    return out.commit()
+    return mapped.finish()
 
 
-def _select_shard(
-    shard: ShardOutput,
-    key: str,
-    *,
-    config: SelectConfig,
-    documents: Documents,
-    names: dict[str, str],
-    limits: "Limits",
-) -> None:
-    """Decide on one shard; text is copied as it is."""
+def _select(part: StoredPart, *, config: SelectConfig, limits: "Limits") -> None:
+    """Decide on one part; text is copied as it is."""
     import numpy as np
     import pyarrow as pa
 
     from lmpipe.curation.bounds import BAND, judge_all, ledger_rows
     from lmpipe.curation.margins import Margins
     from lmpipe.curation.perplexity_buckets import BucketCounts
-    from lmpipe.curation.yields import HostCounts
-    from lmpipe.documents.ledger import write_part
-    from lmpipe.documents.read import read_shard
-    from lmpipe.documents.write import DocumentWriter
 
-    removed: list[dict[str, Any]] = []
-    hosts = HostCounts()
     margins = Margins(MARGIN_SAMPLES)
-    buckets, bands = BucketCounts(), Counter[int]()
-    name = f"kept/{key}.parquet"
-    with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
-        for batch in read_shard(documents, names[key]):
-            verdicts = judge_all(batch, config, limits)
-            keep = verdicts.keep
-            removed.extend(ledger_rows(batch, verdicts))
-            margins.add(batch, verdicts)
-            hosts.add(batch.column("host").to_pylist(), keep.tolist())
-            if BUCKET in verdicts.labels:
-                labels = verdicts.labels[BUCKET].tolist()
-                buckets.add(batch.column("language").to_pylist(), labels, keep.tolist())
-            if BAND in verdicts.labels:
-                found = verdicts.labels[BAND]
-                bands.update(found[~np.isnan(found)].astype(int).tolist())
-            batch = _labelled(batch, verdicts)
-            writer.write_table(batch.filter(pa.array(keep)))
-    shard.set_rows(name, writer.num_rows)
-    write_part(shard, key, removed)
-    shard.counts["kept"] = writer.num_rows
-    shard.info["margins"] = margins.found
-    shard.info["hosts"] = hosts.counts
-    shard.info["buckets"] = buckets.counts
-    shard.info["bands"] = {str(band): count for band, count in bands.items()}
-    shard.info["first"] = dict(Counter(row["reason"] for row in removed))
-    shard.info["all"] = dict(Counter(reason for row in removed for reason in row["reasons"]))
+    buckets, bands, broken = BucketCounts(), Counter[int](), Counter[str]()
+    for batch in part.batches():
+        verdicts = judge_all(batch, config, limits)
+        keep = verdicts.keep
+        removed = ledger_rows(batch, verdicts)
+        margins.add(batch, verdicts)
+        if BUCKET in verdicts.labels:
+            labels = verdicts.labels[BUCKET].tolist()
+            buckets.add(batch.column("language").to_pylist(), labels, keep.tolist())
+        if BAND in verdicts.labels:
+            found = verdicts.labels[BAND]
+            bands.update(found[~np.isnan(found)].astype(int).tolist())
+        broken.update(reason for row in removed for reason in row["reasons"])
+        part.settle(batch, _labelled(batch, verdicts).filter(pa.array(keep)), removed)
+    part.info["margins"] = margins.found
+    part.info["buckets"] = buckets.counts
+    part.info["bands"] = {str(band): count for band, count in bands.items()}
+    part.info["broken"] = dict(broken)
 
 
 def _labelled(batch: Any, verdicts: "Verdicts") -> Any:
@@ -295,36 +264,27 @@ def _labelled(batch: Any, verdicts: "Verdicts") -> Any:
     return batch
 
 
-def _totals(records: list[ShardRecord], name: str) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(record.info[name])
-    return total
-
-
-def _report(
-    out: Output[Documents], records: list[ShardRecord], num_input: int, num_kept: int
-) -> None:
-    first, all_ = _totals(records, "first"), _totals(records, "all")
-    out.metric("input", num_input)
-    out.metric("kept", num_kept)
+def _report(out: Output[Documents], mapped: MappedDocuments) -> None:
+    first, broken = mapped.reasons, mapped.counter("broken")
     out.metric("removed", dict(sorted(first.items())))
-    out.metric("broken", dict(sorted(all_.items())))
+    out.metric("broken", dict(sorted(broken.items())))
     out.table(
         "removed",
         [
             {"rule": rule, "removed first": first[rule], "broken": count}
-            for rule, count in all_.most_common()
+            for rule, count in broken.most_common()
         ],
     )
 
 
-def _nothing_kept(records: list[ShardRecord], num_input: int) -> str:
-    if not num_input:
+def _nothing_kept(mapped: MappedDocuments) -> str:
+    if not mapped.num_input:
         return "select got no documents; look at what the stage before removed"
-    rule, count = _totals(records, "first").most_common(1)[0]
+    if mapped.num_kept:
+        return ""
+    rule, count = mapped.reasons.most_common(1)[0]
     return (
-        f"select kept none of {num_input} documents. {rule} removed most: {count}. Loosen its "
-        "bound in the recipe's `select`; `lmpipe whatif signals --set KEY=VALUE` shows what that "
-        "would keep"
+        f"select kept none of {mapped.num_input} documents. {rule} removed most: {count}. Loosen "
+        "its bound in the recipe's `select`; `lmpipe whatif signals --set KEY=VALUE` shows what "
+        "that would keep"
     )

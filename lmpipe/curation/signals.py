@@ -7,14 +7,15 @@ names a gate, documents that break one of its rules are spared the costly scores
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Model, Source
 from lmpipe.curation.rules import LanguageThresholds, Thresholds
+from lmpipe.documents.stage import StoredPart, map_documents
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -78,19 +79,14 @@ def signals(
     from lmpipe.curation.language import known_languages
     from lmpipe.curation.language_policy import FILE, by_models_codes
     from lmpipe.curation.perplexity import models_by_language
-    from lmpipe.documents.ledger import assert_conserved, write_ledger
-    from lmpipe.documents.read import count_documents, shard_names
 
-    names = {Path(name).stem: name for name in shard_names(documents)}
     known = known_languages(_only_file(language_model))
     gate = by_models_codes(config.gate_by_language, known, "gate_by_language")
     config = config.model_copy(update={"gate_by_language": gate})
     models = models_by_language(perplexity_model.names() if perplexity_model else [], known)
     work = partial(
-        _score_shard,
+        _score,
         config=config,
-        documents=documents,
-        names=names,
         language_model=_only_file(language_model),
         classifiers={
             column: (model.local("model.bin"), model.read_json("meta.json")["positive_label"])
@@ -108,18 +104,16 @@ def signals(
             if perplexity_model
         },
     )
-    records = out.run_shards(list(names), work, runtime)
-    num_kept = sum(int(record.counts["kept"]) for record in records)
-    assert_conserved("signals", count_documents(documents), num_kept, write_ledger(out, []))
+    mapped = map_documents(out, documents, work, runtime)
     out.write_json(FILE, known)
-    out.metric("input", num_kept)
-    out.metric("kept", num_kept)
-    out.metric("gated", sum(int(record.counts["gated"]) for record in records))
-    out.metric("languages", _languages(records))
+    out.metric("gated", mapped.total("gated"))
+    languages = mapped.counter("languages")
+    ordered = sorted(languages.items(), key=lambda item: (-item[1], item[0]))
+    out.metric("languages", dict(ordered))
     if models:
         named = {language or "others": name for language, name in models.items()}
         out.metric("perplexity_models", named)
-    return out.commit()
+    return mapped.finish()
 
 
 def _only_file(source: Source) -> Path:
@@ -129,13 +123,10 @@ def _only_file(source: Source) -> Path:
     return source.local(names[0])
 
 
-def _score_shard(
-    shard: ShardOutput,
-    key: str,
+def _score(
+    part: StoredPart,
     *,
     config: SignalsConfig,
-    documents: Documents,
-    names: dict[str, str],
     language_model: Path,
     classifiers: dict[str, tuple[Path, str]],
     block_lists: Source | None,
@@ -144,24 +135,11 @@ def _score_shard(
     from lmpipe.curation.block_lists import read_block_lists
     from lmpipe.curation.language import known_languages
     from lmpipe.curation.scores import Scorer
-    from lmpipe.documents.read import read_shard
-    from lmpipe.documents.write import DocumentWriter
 
     known = known_languages(language_model)
     lists = read_block_lists(block_lists, known) if block_lists else None
     scorer = Scorer(config, language_model, classifiers, perplexity_models, lists)
-    name = f"kept/{key}.parquet"
-    with shard.open(name, "wb") as file, DocumentWriter(file) as writer:
-        for batch in read_shard(documents, names[key], batch_rows=BATCH_ROWS):
-            writer.write_table(scorer(batch))
-    shard.set_rows(name, writer.num_rows)
-    shard.counts.update({"kept": writer.num_rows, "gated": scorer.num_gated})
-    shard.info["languages"] = dict(scorer.languages)
-
-
-def _languages(records: list[Any]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for record in records:
-        for language, count in record.info["languages"].items():
-            total[language] = total.get(language, 0) + count
-    return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+    for batch in part.batches(batch_rows=BATCH_ROWS):
+        part.settle(batch, scorer(batch))
+    part.counts["gated"] = scorer.num_gated
+    part.info["languages"] = dict(scorer.languages)

@@ -59,8 +59,7 @@ def verify(
     tasks, paths = {}, {}
     for number in sorted(wanted):
         key = f"shingles-{number:05d}-{runtime.sort_memory_mb}"  # buckets depend on the memory
-        out.write_bytes(f"wanted/{key}", wanted[number].tobytes())
-        paths[key] = out.files.pop(f"wanted/{key}").path
+        paths[key] = out.temporary(f"wanted/{key}", wanted[number].tobytes())
         tasks[key] = sketches.shards[number]
     work = partial(shingle_shard, config=config, shards=tasks, store=out.store, wanted=paths)
     records = out.run_shards(list(tasks), work, runtime)
@@ -75,8 +74,8 @@ def verify(
         data = [lengths, always[mine].astype(np.int64), members]
         fixed = (members >= sketches.num_new).astype(np.int64)
         data = [np.array([len(mine)], np.int64), *data, fixed]
-        out.write_bytes(f"groups/{key}", b"".join(d.astype("<i8").tobytes() for d in data))
-        sizes[key] = out.files.pop(f"groups/{key}").path
+        packed = b"".join(d.astype("<i8").tobytes() for d in data)
+        sizes[key] = out.temporary(f"groups/{key}", packed)
     work = partial(verify_bucket, config=config, store=out.store, groups=sizes, shingles=shingles)
     for record in out.run_shards(list(sizes), work, runtime):
         (file,) = record.files

@@ -113,7 +113,6 @@ def gather_parts(out: Any, keys: Iterable[str]) -> int:
     """
     tables = []
     for key in keys:
-        part = out.files.pop(f"parts/{key}.parquet")
-        with out.store.open(part.path) as file:
+        with out.store.open(out.take(f"parts/{key}.parquet")) as file:
             tables.append(pq.read_table(file))
     return write_ledger(out, tables)

@@ -112,7 +112,7 @@ def test_one_two_and_eight_workers_give_the_same_bytes_a_resumed_run_too(
 
     bench = new_bench("killed")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "filter_shard", die)
+        patch.setattr(module, "filter_part", die)
         with pytest.raises(KeyboardInterrupt):
             run(bench, config, workers=2)
     resumed = run(bench, config, workers=8)
@@ -231,7 +231,7 @@ def test_shards_of_a_killed_attempt_are_taken_over_unless_cut_short(bench: Workb
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "filter_shard", die)
+        patch.setattr(module, "filter_part", die)
         with pytest.raises(KeyboardInterrupt):
             run(bench, config)
     (cut,) = bench.root.rglob("00001.minima")

@@ -239,7 +239,7 @@ def test_a_killed_attempt_is_taken_over_unless_its_keys_are_cut_short(bench, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "cut_shard", die)
+        patch.setattr(module, "cut_part", die)
         with pytest.raises(KeyboardInterrupt):
             run(bench, config)
     (cut,) = bench.root.rglob("passages/keys-00001")

@@ -7,6 +7,7 @@ import pytest
 from lmpipe.curation.extract import ExtractConfig, extract
 from lmpipe.documents.read import find_removed, read_documents, read_removed
 from lmpipe.documents.schema import DOCUMENT_SCHEMA
+from lmpipe.documents.stage import DocumentPart
 from lmpipe.errors import InputError
 from tests.curation.conftest import WARC, Workbench
 from tests.curation.warcs import archive, page, response
@@ -140,11 +141,11 @@ def test_a_killed_run_goes_on_with_the_ranges_that_are_not_done(
     whole = module._extract_range
     done: list[str] = []
 
-    def killed_at_the_third(shard: Any, key: str, **bound: Any) -> None:
+    def killed_at_the_third(part: DocumentPart, **bound: Any) -> None:
         if len(done) == 2:
             raise KeyboardInterrupt
-        done.append(key)
-        whole(shard, key, **bound)
+        done.append(part.key)
+        whole(part, **bound)
 
     source = bench.files("crawl", a__warc__gz=archive(20))
     split = FAST.model_copy(update={"split_bytes": 1500})

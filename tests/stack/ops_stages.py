@@ -26,7 +26,7 @@ class AlarmingConfig(StageConfig):
 @stage(version=1, kind="exact")
 def alarming(out: Output[Documents], config: AlarmingConfig, *, runtime: Runtime) -> Documents:
     """Raise every alarm there is, through the rules that stages use."""
-    from lmpipe.curation.yields import check_yield
+    from lmpipe.documents.retention import check_yield
 
     LossWatch(runtime, out, [2.0] * runtime.alarm_loss_steps).see(70, 9.0)
     check_yield(out, "select", 1000, 3, runtime)
