@@ -262,36 +262,6 @@ class Output(_Writer, Emitter, Generic[A]):
         with tempfile.TemporaryDirectory(prefix="lmpipe-", dir=parent) as folder:
             yield Path(folder)
 
-    def run_shards(
-        self, keys: list[str], work: Callable[[ShardOutput, str], None], runtime: Runtime
-    ) -> list[ShardRecord]:
-        """Run `work(shard, key)` once per key in worker processes and register what they wrote.
-
-        Args:
-            keys: distinct file-name-safe names, fixed by the input and never by the worker count.
-            work: a module-level function or functools.partial; its output may depend on the key and
-                its bound arguments only.
-            runtime: worker count and executor.
-
-        Returns:
-            The shards' records in the order of `keys`, adopted ones included.
-        """
-        from lmpipe.artifacts.shards import run_missing_shards
-
-        if len(set(keys)) != len(keys):
-            raise ConfigError(f"shard keys repeat: {sorted(keys)[:10]}")
-        adopted = self._finished_shards(keys)
-        if adopted:
-            self.log(f"adopted {len(adopted)} of {len(keys)} shards finished by an earlier attempt")
-        missing = [key for key in keys if key not in adopted]
-        made = run_missing_shards(self, missing, work, runtime, already=len(adopted))
-        records = [adopted[key] if key in adopted else made[key] for key in keys]
-        for record in records:
-            self.inexact_records.extend(record.inexact)
-            for file in record.files:
-                self.files[file.name] = file
-        return records
-
     def marker(self, key: str) -> str:
         """Return the path of a shard's marker in this attempt."""
         return f"{self._prefix}/done/{key}.json"
@@ -300,7 +270,18 @@ class Output(_Writer, Emitter, Generic[A]):
         """Return the output of one shard of this attempt."""
         return ShardOutput(self._store, self._prefix, key)
 
-    def _finished_shards(self, keys: list[str]) -> dict[str, ShardRecord]:
+    def register(self, record: ShardRecord) -> None:
+        """Make what a finished shard wrote part of this attempt."""
+        self.inexact_records.extend(record.inexact)
+        for file in record.files:
+            self.files[file.name] = file
+
+    @property
+    def prefix(self) -> str:
+        """The folder of the attempt below the store's root."""
+        return self._prefix
+
+    def finished_shards(self, keys: list[str]) -> dict[str, ShardRecord]:
         """Return shards of earlier attempts of this id whose objects are all there."""
         if self.kind != "exact":
             return {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import StoreError
+from lmpipe.errors import ConfigError, StoreError
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.preflight import check_machine
 
@@ -46,10 +46,37 @@ class ShardTask:
         return iter(())
 
 
-def run_missing_shards(
+def run_shards(
+    out: Output[Any], keys: list[str], work: Work, runtime: Runtime
+) -> list[ShardRecord]:
+    """Run `work(shard, key)` once per key in worker processes and register what they wrote.
+
+    The first failure ends the rest.
+
+    Args:
+        keys: distinct file-name-safe names, fixed by the input and never by the worker count.
+        work: a module-level function or functools.partial; its output may depend on the key and
+            its bound arguments only.
+        runtime: worker count and executor.
+
+    Returns:
+        The shards' records in the order of `keys`, adopted ones included.
+    """
+    if len(set(keys)) != len(keys):
+        raise ConfigError(f"shard keys repeat: {sorted(keys)[:10]}")
+    records = out.finished_shards(keys)
+    if records:
+        out.log(f"adopted {len(records)} of {len(keys)} shards finished by an earlier attempt")
+    missing = [key for key in keys if key not in records]
+    records |= _run_missing(out, missing, work, runtime, already=len(records))
+    for key in keys:
+        out.register(records[key])
+    return [records[key] for key in keys]
+
+
+def _run_missing(
     out: Output[Any], keys: list[str], work: Work, runtime: Runtime, already: int
 ) -> dict[str, ShardRecord]:
-    """Run the work of all keys and return their records; the first failure ends the rest."""
     if not keys:
         return {}
     workers = min(runtime.workers, len(keys))
@@ -62,7 +89,7 @@ def run_missing_shards(
             shard.finish()
             out.progress(already + index + 1, total, unit="shards")
     else:
-        task = ShardTask(out.store, out._prefix, keys, work)
+        task = ShardTask(out.store, out.prefix, keys, work)
         with out.scratch(runtime) as logs, _progress(out, keys, already):
             _executor(task, len(keys), workers, str(logs), runtime).run()
     return {key: _record(out, key) for key in keys}

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.store import Store
 from lmpipe.curation.clusters import BYTES_PER_PAIR, Clusters, equal_pairs, number_type
 from lmpipe.runtime import Runtime
@@ -60,7 +61,7 @@ def join_bands(
     ]
     work = partial(join_part, store=out.store, rows=rows, shards=shards, size=first)
     kind, total = number_type(first), 0
-    for record in out.run_shards(keys, work, runtime):
+    for record in run_shards(out, keys, work, runtime):
         (file,) = record.files
         del out.files[file.name]
         pairs = np.frombuffer(out.store.read(file.path) or b"", kind).reshape(2, -1)

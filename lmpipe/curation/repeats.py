@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.store import Store
 from lmpipe.curation.bloom import BloomFilter, needed_bits
 from lmpipe.errors import InputError
@@ -86,7 +87,7 @@ def find_repeats(
     else:
         keys = [f"join-{part:04d}-{num_parts}" for part in range(num_parts)]
         work = partial(join_part, store=out.store, paths=paths)
-    records = out.run_shards(keys, work, runtime)
+    records = run_shards(out, keys, work, runtime)
     ranges: list[list[tuple[str, int, int]]] = [[] for _ in paths]
     figures: dict[str, Any] = {"repeats": 0}
     copied: list[tuple[str, int, int]] = []

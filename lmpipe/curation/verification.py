@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.store import Store
 from lmpipe.curation.duplicates import NEAR, SAME_URL, Groups, Shard, Sketches, Verdicts
 from lmpipe.curation.word_hashes import compiled, hash_words, ngram_hashes
@@ -62,7 +63,7 @@ def verify(
         paths[key] = out.temporary(f"wanted/{key}", wanted[number].tobytes())
         tasks[key] = sketches.shards[number]
     work = partial(shingle_shard, config=config, shards=tasks, store=out.store, wanted=paths)
-    records = out.run_shards(list(tasks), work, runtime)
+    records = run_shards(out, list(tasks), work, runtime)
     shingles = [_taken(out, record) for record in records]
     sizes = {}
     for bucket in range(int(buckets.max(initial=-1)) + 1):
@@ -77,7 +78,7 @@ def verify(
         packed = b"".join(d.astype("<i8").tobytes() for d in data)
         sizes[key] = out.temporary(f"groups/{key}", packed)
     work = partial(verify_bucket, config=config, store=out.store, groups=sizes, shingles=shingles)
-    for record in out.run_shards(list(sizes), work, runtime):
+    for record in run_shards(out, list(sizes), work, runtime):
         (file,) = record.files
         del out.files[file.name]
         rows = np.frombuffer(out.store.read(file.path) or b"", VERDICT)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.types import Documents
 from lmpipe.documents.ledger import assert_conserved, gather_parts, write_part
 from lmpipe.documents.read import count_documents, read_shard, shard_names
@@ -232,7 +233,7 @@ def scan_documents(
     """Run `work` on every file of documents in a pass that writes none, called `name`."""
     names = _names(documents)
     run = partial(_scan_shard, work=work, documents=documents, names=names, prefix=f"{name}-")
-    return out.run_shards([f"{name}-{key}" for key in names], run, runtime)
+    return run_shards(out, [f"{name}-{key}" for key in names], run, runtime)
 
 
 def part_keys(documents: Documents) -> list[str]:
@@ -251,7 +252,7 @@ def _gathered(
     runtime: Runtime,
 ) -> MappedDocuments:
     # "part-": parts that were finished before there was this module have other counts
-    records = out.run_shards([f"{PART}{key}" for key in keys], run, runtime)
+    records = run_shards(out, [f"{PART}{key}" for key in keys], run, runtime)
     num_input, num_kept = (
         sum(int(record.counts[name]) for record in records) for name in ("input", "kept")
     )

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Documents, Tokenizer, TokenShards
 from lmpipe.errors import InputError
@@ -87,7 +88,7 @@ def shards(
         threads=min(runtime.workers, MAX_THREADS),
     )
     processes = -(-runtime.workers // MAX_THREADS)
-    records = out.run_shards(keys, work, runtime.model_copy(update={"workers": processes}))
+    records = run_shards(out, keys, work, runtime.model_copy(update={"workers": processes}))
     totals = {name: sum(int(record.counts[name]) for record in records) for name in _COUNTS}
     histograms = _gather(out, keys, totals)
 

@@ -12,22 +12,33 @@ import base64
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from lmpipe.errors import TrainingError
-
-if TYPE_CHECKING:
-    from lmpipe.training.engine import TrainingEngine
+from lmpipe.training.position import Position
 
 Tensors = dict[str, torch.Tensor]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 FORMAT_VERSION = 1
 
 
-def gather(engine: "TrainingEngine", kind: str) -> Tensors:
+class Trained(Protocol):
+    """What is saved and restored of an engine, under any ZeRO stage."""
+
+    module: torch.nn.Module
+    optimizer: Any
+    position: Position
+    device: torch.device
+    rank: int
+    zero_stage: int
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+def gather(engine: Trained, kind: str) -> Tensors:
     """Return one tensor per parameter on rank 0's CPU, {} elsewhere; collective, one at a time.
 
     Args:
@@ -43,13 +54,13 @@ def gather(engine: "TrainingEngine", kind: str) -> Tensors:
     return found
 
 
-def _full(engine: "TrainingEngine", parameter: torch.nn.Parameter, kind: str) -> torch.Tensor:
+def _full(engine: Trained, parameter: torch.nn.Parameter, kind: str) -> torch.Tensor:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     if engine.zero_stage == 0:
         if kind == "master":
             return parameter
-        state: torch.Tensor = engine._optimizer.state[parameter][kind]
+        state: torch.Tensor = engine.optimizer.state[parameter][kind]
         return state
     if kind == "master":
         value = safe_get_full_fp32_param(parameter)
@@ -60,7 +71,7 @@ def _full(engine: "TrainingEngine", parameter: torch.nn.Parameter, kind: str) ->
 
 
 def _set_full(
-    engine: "TrainingEngine", parameter: torch.nn.Parameter, value: torch.Tensor, kind: str
+    engine: Trained, parameter: torch.nn.Parameter, value: torch.Tensor, kind: str
 ) -> None:
     """Set this rank's part of a master or moment, given the whole."""
     from deepspeed import utils
@@ -83,7 +94,7 @@ def _set_full(
         utils.safe_set_local_optimizer_state(parameter, padded, kind)
 
 
-def set_masters(engine: "TrainingEngine", values: Tensors) -> None:
+def set_masters(engine: Trained, values: Tensors) -> None:
     """Set the fp32 masters, and the model's own weights from them. Every rank passes all values."""
     from deepspeed import zero
 
@@ -100,10 +111,10 @@ def set_masters(engine: "TrainingEngine", values: Tensors) -> None:
                 if engine.rank == 0:
                     parameter.data.copy_(value)
     if engine.zero_stage in (1, 2):
-        engine._optimizer.update_lp_params()
+        engine.optimizer.update_lp_params()
 
 
-def set_moments(engine: "TrainingEngine", moments: dict[str, Tensors], updates: int) -> None:
+def set_moments(engine: Trained, moments: dict[str, Tensors], updates: int) -> None:
     """Set both moments and Adam's own step count."""
     for flat in _flat_parameters(engine):
         _adam(engine).state[flat]["step"].fill_(updates)
@@ -113,12 +124,12 @@ def set_moments(engine: "TrainingEngine", moments: dict[str, Tensors], updates: 
         for kind in MOMENTS:
             value = moments[kind][name].to(engine.device)
             if engine.zero_stage == 0:
-                engine._optimizer.state[parameter][kind].copy_(value)
+                engine.optimizer.state[parameter][kind].copy_(value)
             else:
                 _set_full(engine, parameter, value, kind)
 
 
-def create_moments(engine: "TrainingEngine") -> None:
+def create_moments(engine: Trained) -> None:
     """Give AdamW at once the zeros that it otherwise makes at its first update.
 
     DeepSpeed (0.19) points parameters at their moments after the first parameter group's first
@@ -129,10 +140,10 @@ def create_moments(engine: "TrainingEngine") -> None:
         moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
         state[flat] = {"step": torch.zeros((), device=flat.device), **moments}
     if engine.zero_stage in (1, 2):
-        engine._optimizer._lazy_init_hp_params_optimizer_state()
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def save(engine: "TrainingEngine", folder: Path) -> None:
+def save(engine: Trained, folder: Path) -> None:
     """Write the state; collective, rank 0 writes."""
     from safetensors.torch import save_file
 
@@ -157,11 +168,9 @@ def save(engine: "TrainingEngine", folder: Path) -> None:
     dist.barrier()
 
 
-def load(engine: "TrainingEngine", folder: Path) -> None:
+def load(engine: Trained, folder: Path) -> None:
     """Restore what `save` wrote, then prove it by gathering the masters again."""
     from safetensors.torch import load_file
-
-    from lmpipe.training.engine import Position
 
     state = json.loads((folder / "training.json").read_text())
     if state["format"] != FORMAT_VERSION:
@@ -188,7 +197,7 @@ def hash_tensors(tensors: Tensors) -> str:
     return total.hexdigest()
 
 
-def _check_shapes(engine: "TrainingEngine", masters: Tensors, folder: Path) -> None:
+def _check_shapes(engine: Trained, masters: Tensors, folder: Path) -> None:
     expected = {
         name: tuple(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in engine.module.named_parameters()
@@ -200,9 +209,9 @@ def _check_shapes(engine: "TrainingEngine", masters: Tensors, folder: Path) -> N
         raise TrainingError(f"{folder}: the saved state is of another model, it differs in {names}")
 
 
-def _flat_parameters(engine: "TrainingEngine") -> list[torch.Tensor]:
+def _flat_parameters(engine: Trained) -> list[torch.Tensor]:
     """The tensors that torch's AdamW updates: flat partitions under ZeRO, else the parameters."""
-    optimizer = engine._optimizer
+    optimizer = engine.optimizer
     for attribute in (
         "fp32_partitioned_groups_flat",  # stage 3
         "single_partition_of_fp32_groups",  # stages 1 and 2
@@ -213,5 +222,5 @@ def _flat_parameters(engine: "TrainingEngine") -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _adam(engine: "TrainingEngine") -> Any:
-    return engine._optimizer if engine.zero_stage == 0 else engine._optimizer.optimizer
+def _adam(engine: Trained) -> Any:
+    return engine.optimizer if engine.zero_stage == 0 else engine.optimizer.optimizer

@@ -30,6 +30,7 @@ from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training import checkpoint_state
 from lmpipe.training.optimizer import LearningRateScale, OptimizerSettings, parameter_groups
+from lmpipe.training.position import Position
 from lmpipe.training.schedule import Schedule
 
 
@@ -48,23 +49,6 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     skipped: bool
-
-
-@dataclass
-class Position:
-    """Where a run is; saved and restored with the weights.
-
-    Attributes:
-        steps: steps taken, skipped ones included; counts data.
-        updates: steps that changed the weights; counts the schedule.
-        data: the caller's own (JSON), such as the next sequence and its ids.
-    """
-
-    steps: int = 0
-    updates: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    data: dict[str, Any] | None = None
 
 
 def join_ranks(device: str) -> torch.device:
@@ -153,7 +137,7 @@ class TrainingEngine:
             eps=settings.epsilon,
             fused=True,
         )
-        self.deepspeed, self._optimizer, _, _ = deepspeed.initialize(
+        self.deepspeed, self.optimizer, _, _ = deepspeed.initialize(
             model=module.to(device),
             optimizer=optimizer,
             config=_deepspeed_config(settings, runtime.zero_stage, self.is_bf16),
@@ -162,7 +146,7 @@ class TrainingEngine:
         self.module: torch.nn.Module = self.deepspeed.module
         _restore_buffers(self.module, buffers, device)
         if self.zero_stage in (1, 2):
-            self._optimizer.check_grad_overflow = (
+            self.optimizer.check_grad_overflow = (
                 True  # left off in fp32: inf would enter the moments
             )
         if self.zero_stage == 3:
@@ -216,14 +200,14 @@ class TrainingEngine:
     def step(self) -> StepResult:
         """Clip, update the weights, advance the schedule; or skip all of it on every rank."""
         fraction = self.schedule(self.position.updates)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * group["lr_scale"] * fraction
         if self.zero_stage == 0:
             grad_norm, skipped = self._step_unsharded()
         else:
             self.deepspeed.step()
-            skipped = bool(self._optimizer.overflow)
-            norm = self._optimizer._global_grad_norm
+            skipped = bool(self.optimizer.overflow)
+            norm = self.optimizer._global_grad_norm
             grad_norm = math.inf if skipped else float(norm)
         loss = self.sum_over_ranks(float(self._loss_sum)) / self._total_weight
         self._total_weight = 0.0

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from lmpipe.artifacts.events import PipeSink
 from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Documents
 from lmpipe.errors import InputError
@@ -38,7 +39,7 @@ def count(out: Output[Documents], config: CountConfig, *, runtime: Runtime) -> D
     """Write numbered lines."""
     keys = [f"{i:05d}" for i in range(config.num_shards)]
     work = partial(_write, lines=config.lines, die_at=config.die_at)
-    records = out.run_shards(keys, work, runtime)
+    records = run_shards(out, keys, work, runtime)
     out.metric("lines", sum(record.counts["lines"] for record in records))
     return out.commit()
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from lmpipe.artifacts.output import Output, ShardOutput
+from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Documents
 from lmpipe.runtime import Runtime
@@ -35,7 +36,7 @@ def _write_slowly(shard: ShardOutput, key: str, *, seconds: float) -> None:
 def slow(out: Output[Documents], config: SlowConfig, *, runtime: Runtime) -> Documents:
     """Write shards slowly."""
     keys = [f"{i:05d}" for i in range(config.num_shards)]
-    out.run_shards(keys, partial(_write_slowly, seconds=config.seconds), runtime)
+    run_shards(out, keys, partial(_write_slowly, seconds=config.seconds), runtime)
     return out.commit()
 
 
