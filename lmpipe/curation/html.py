@@ -142,9 +142,8 @@ def _is_to_be_asked(doubts: list[str], num_characters: int) -> bool:
 def _has_code(root: Any) -> bool:
     from lmpipe.curation.markup import CODE_TAGS, is_code_cell
 
-    if next(root.iter(*CODE_TAGS), None) is not None:
-        return True
-    return any(is_code_cell(cell) for cell in root.iter("td"))
+    cells_and_code = root.iter("td", *CODE_TAGS)  # one pass: each is 0.05 ms a page
+    return any(element.tag != "td" or is_code_cell(element) for element in cells_and_code)
 
 
 def extract_text(extractor: Extractor, html: str, *, is_parted: bool = False) -> str:
