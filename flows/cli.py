@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from flows import artifacts, cost, curation, export, operations, services, whatif
+from flows import adoption, artifacts, cost, curation, export, operations, services, whatif
 from flows.outputs import check_file, check_folder
 from flows.stores import Recipe as OfRecipe
 from flows.stores import Root, named_recipe, open_store
@@ -35,6 +35,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(services.app)  # deploy, worker, up
 app.add_typer(artifacts.app)  # ls, show, diff, verify
 app.add_typer(operations.app)  # alias, gc, accounting
+app.add_typer(adoption.app)  # adopt
 app.add_typer(cost.app)  # cost
 app.add_typer(export.app)  # export
 app.add_typer(curation.app)  # dedup-index, contamination

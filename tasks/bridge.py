@@ -130,6 +130,9 @@ class PrefectConductor:
         force = self._selection.forces(call.name) and not self._forced_before(call, identity)
         if not force:
             found = find(call.stage, identity, self._settings.store, runtime)
+            if found is not None and self._uses is not None and found.manifest.adopted:
+                self._uses.take(found.stage, found.manifest.adopted.id)
+                found = find(call.stage, identity, self._settings.store, runtime)
             if found is not None:
                 self._end(Step(call.name, call.stage.name, "HIT", "", found.id))
                 return found

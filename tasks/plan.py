@@ -62,6 +62,7 @@ class Planner:
         self._selection = selection
         self._allowed = allowed
         self._here = here
+        self.looked: list[tuple[Call[Any], Inputs]] = []
         self.steps: list[Step] = []
 
     def call(self, call: Call[A]) -> A:
@@ -93,6 +94,7 @@ class Planner:
 
     def _look(self, call: Call[Any], bound: Inputs) -> Artifact | Planned:
         """Decide a call whose inputs are all there."""
+        self.looked.append((call, bound))
         try:
             call.stage.admit(call.config, bound)
         except InputError as error:
@@ -160,6 +162,9 @@ class Planner:
             for key, value in list(found.metrics.items())[:3]
             if isinstance(value, int | float) and not isinstance(value, bool)
         )
+        if adopted := found.manifest.adopted:
+            fields = ", ".join(adopted.fields)
+            rows = f"adopted from {adopted.id[:12]} but for {fields}" + f"; {rows}" * bool(rows)
         return Step(call.name, call.stage.name, "HIT", rows, found.id, seconds)
 
     def _why_new(self, call: Call[Any], bound: Inputs) -> str:
@@ -213,6 +218,16 @@ def plan(
     with conducted_by(planner):
         compose()
     return planner.steps
+
+
+def calls_with_inputs(
+    compose: Callable[[], Any], settings: Settings
+) -> list[tuple[Call[Any], Inputs]]:
+    """Return the calls of a flow whose inputs are all in the store, each with these by role."""
+    planner = Planner(settings, Selection(), set(step_names(compose)), here=False)
+    with conducted_by(planner):
+        compose()
+    return planner.looked
 
 
 def check_runnable(steps: list[Step], selection: Selection) -> None:

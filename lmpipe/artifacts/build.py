@@ -19,6 +19,7 @@ from lmpipe.artifacts.lock import LEASE_SECONDS, BuildLock
 from lmpipe.artifacts.lookup import (
     as_list,
     home,
+    homes_of,
     identify,
     input_records,
     manifest_path,
@@ -29,7 +30,7 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.provenance import cpu_seconds, gpu_hours, now, provenance
 from lmpipe.artifacts.stage import A, Inputs, Stage, StageConfig, given_roles
 from lmpipe.artifacts.store import Store, names_full_disk
-from lmpipe.artifacts.tombstone import claim, names_any
+from lmpipe.artifacts.tombstone import claim, covers
 from lmpipe.artifacts.types import open_artifact
 from lmpipe.errors import LmpipeError, LockLost, StoreError
 from lmpipe.runtime import Runtime
@@ -42,10 +43,17 @@ def find(stage: Stage[A], artifact: str, store: Store, runtime: Runtime) -> A | 
     What gc is about to delete is taken back from it; what it has begun to delete is not there.
     """
     entry = read_manifest(store, stage.name, artifact)
-    if entry is None or names_any(claim(store, home(stage.name, artifact)), entry[0]):
+    if entry is None or is_collected(store, entry[0]):
         return None
     found = open_artifact(store, entry[0], runtime.locations)
     return None if found.missing() else found  # type: ignore[return-value]
+
+
+def is_collected(store: Store, manifest: Manifest) -> bool:
+    """Take an artifact back from gc wherever its objects lie; tell whether it is too late."""
+    paths = [file.path for file in manifest.outputs]
+    taken = ((claim(store, place), place) for place in homes_of(manifest))
+    return any(covers(gone, place, path) for gone, place in taken for path in paths)
 
 
 def build(
@@ -99,7 +107,12 @@ def build(
         )
 
     folder = home(stage.name, artifact)
-    used = [home(item.stage, item.id) for value in inputs.values() for item in as_list(value)]
+    used = [
+        place
+        for value in inputs.values()
+        for item in as_list(value)
+        for place in homes_of(item.manifest)
+    ]
     with BuildLock(
         store, f"{folder}/lock.json", lease_seconds=lease_seconds, on_wait=on_wait, uses=used
     ) as lock:
@@ -132,7 +145,7 @@ def _keep_from_gc(store: Store, inputs: Inputs) -> None:
         StoreError: gc has taken one between its lookup and now.
     """
     for item in (item for value in inputs.values() for item in as_list(value)):
-        if names_any(claim(store, home(item.stage, item.id)), item.manifest):
+        if is_collected(store, item.manifest):
             raise StoreError(
                 f"{item.stage}/{item.id} was collected by gc after it was found; run again, and it "
                 "is built anew"

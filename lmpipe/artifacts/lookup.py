@@ -32,6 +32,16 @@ def home(stage: str, artifact: str) -> str:
     return f"{stage}/{artifact}"
 
 
+def homes_of(manifest: Manifest) -> list[str]:
+    """Return the folders of an artifact's objects: its own, and that of what it was adopted from."""
+    adopted = manifest.adopted
+    own = home(manifest.stage, manifest.id)
+    outside = (
+        {"/".join(file.path.split("/")[:2]) for file in manifest.outputs} if adopted else set()
+    )
+    return [own, *sorted(outside - {own})]
+
+
 def manifest_path(stage: str, artifact: str) -> str:
     """Return the path of an artifact's manifest below the store's root."""
     return f"{home(stage, artifact)}/manifest.json"

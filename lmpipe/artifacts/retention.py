@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.artifacts.manifest import Manifest
+from lmpipe.artifacts.manifest import Adoption, InputRecord, Manifest
 from lmpipe.artifacts.tombstone import Tombstone, names_any
 
 DAY = 86400.0
@@ -223,10 +223,14 @@ def _keep_origins(verdicts: dict[str, Verdict]) -> None:
     waiting = [verdict for verdict in verdicts.values() if verdict.reasons]
     while waiting:
         manifest = waiting.pop().stored.manifest
-        for record in manifest.inputs if manifest else []:
+        if manifest is None:
+            continue
+        origins: list[InputRecord | Adoption] = [*manifest.inputs]
+        if manifest.adopted is not None:
+            origins.append(manifest.adopted)
+        for record in origins:
             origin = verdicts.get(f"{record.stage}/{record.id}")
             if origin is not None and not origin.reasons:
-                assert manifest is not None
                 origin.reasons.append(f"made into {manifest.stage}/{manifest.id[:12]}")
                 waiting.append(origin)
 
