@@ -20,7 +20,7 @@ from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
 from lmpipe.artifacts.uses import RunUses
-from lmpipe.errors import StoreError
+from lmpipe.errors import StoreError, StoreRefused
 from tasks.bridge import Listener, PrefectConductor
 from tasks.conductor import conducted_by
 from tasks.plan import Step, check_runnable, plan
@@ -94,6 +94,7 @@ def execute(
 
     Raises:
         RunFailed: a stage failed; everything that did not need it was built.
+        StoreRefused: the store may not be written, and something must be built.
     """
     settings = recipe.settings()
     compose = partial(COMPOSITIONS[flow], recipe)
@@ -123,6 +124,11 @@ def execute(
         settings.store.create(path, json.dumps(record, indent=1).encode())
 
     with uses:  # until the record is written, from which gc knows what the run used
+        if uses.refusal:
+            _check_builds_nothing(planned, allowed, uses.refusal)
+            message = f"this run's use of the store is not recorded, gc may take it: {uses.refusal}"
+            event = {"type": "log", "level": "warning", "message": message}
+            conductor.listener.event("store", event)
         try:
             with ends_with_worker(), conducted_by(conductor):
                 compose()
@@ -130,8 +136,22 @@ def execute(
             with contextlib.suppress(StoreError, OSError):  # what ended the run is what counts
                 write_record()
             raise
-        write_record()
+        if not uses.refusal:
+            write_record()
     return conductor.steps
+
+
+def _check_builds_nothing(planned: list[Step], allowed: set[str], refusal: str) -> None:
+    """Refuse a run that must build on a store that it may only read.
+
+    Raises:
+        StoreRefused: names what would be built.
+    """
+    steps = [s for s in planned if s.status in ("RUN", "PENDING") and s.name in allowed]
+    if steps:
+        listed = ", ".join(f"{step.name} ({step.reason})" for step in steps[:3])
+        more = f" and {len(steps) - 3} more" * (len(steps) > 3)
+        raise StoreRefused(f"nothing was run: {refusal}. The run must build {listed}{more}")
 
 
 def prefect_name() -> str:

@@ -5,6 +5,7 @@
     ├── InputError                 data from outside are unusable: names file, record, range, remedy
     ├── StoreError                 the artifact store misbehaves or an object is missing
     │   ├── StoreUnavailable       the store does not answer; the same call may work later
+    │   ├── StoreRefused           the store may not be written or read with these rights
     │   └── LockLost               another builder took the lock over; nothing was published
     ├── StageFailed                a stage's child process ended without a result
     ├── RunFailed                  stages of a run failed; all that did not need them went on
@@ -36,6 +37,10 @@ class StoreError(LmpipeError):
 
 class StoreUnavailable(StoreError):
     """The artifact store does not answer, after all retries; the same call may work later."""
+
+
+class StoreRefused(StoreError):
+    """The artifact store refuses access: rights, or a mount that is read-only."""
 
 
 class LockLost(StoreError):

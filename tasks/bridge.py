@@ -104,7 +104,7 @@ class PrefectConductor:
         self._settings = settings
         self._selection = selection
         self._allowed = allowed
-        self._listener = listener
+        self.listener = listener
         self._origin = origin
         self._uses = uses
         self.steps: list[Step] = []
@@ -139,7 +139,7 @@ class PrefectConductor:
         if call.name not in self._allowed:
             step = Step(call.name, call.stage.name, "SKIP", "outside --from/--until/--only")
             return cast(A, self._without(Planned(step, call.stage.output_type, None)))
-        self._listener.started(call.name)
+        self.listener.started(call.name)
         started = time.monotonic()
         try:
             result: A = _prefect_task(call)(_TaskRun(self, call, bound, force))
@@ -158,11 +158,11 @@ class PrefectConductor:
         view = PrefectView(call.name)
 
         def on_event(event: Event) -> None:
-            self._listener.event(call.name, event)
+            self.listener.event(call.name, event)
             view.event(event)
 
         def on_line(line: str) -> None:
-            self._listener.line(call.name, line)
+            self.listener.line(call.name, line)
             view.line(line)
 
         try:
@@ -226,7 +226,7 @@ class PrefectConductor:
 
     def _end(self, step: Step) -> None:
         self.steps.append(step)
-        self._listener.finished(step)
+        self.listener.finished(step)
 
     def _reason(self, force: bool) -> str:
         forced = self._force_mark if force else ""

@@ -33,7 +33,7 @@ def home(stage: str, artifact: str) -> str:
 
 
 def homes_of(manifest: Manifest) -> list[str]:
-    """Return the folders of an artifact's objects: its own, and that of what it was adopted from."""
+    """Return the folders of an artifact's objects: its own, and that which it was adopted from."""
     adopted = manifest.adopted
     own = home(manifest.stage, manifest.id)
     outside = (

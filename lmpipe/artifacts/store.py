@@ -26,7 +26,7 @@ from typing import IO, Any, Protocol
 
 import fsspec
 
-from lmpipe.errors import ConfigError, StoreError, StoreUnavailable
+from lmpipe.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 
 # Tries of one S3 request, pauses growing to 20 s: about a minute, so that a restart of the object
 # store costs a running build time and nothing else. Botocore's default gives up within 5 s.
@@ -271,7 +271,9 @@ class Store:
                 if self.is_local
                 else "the AWS credentials and their rights"
             )
-            raise StoreError(f"{self.url(path)}: access refused ({error}); see {remedy}") from error
+            raise StoreRefused(
+                f"{self.url(path)}: access refused ({error}); see {remedy}"
+            ) from error
 
     def _writes(self) -> "_Conditional":
         if self._conditional is None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lmpipe.artifacts.manifest import Manifest
 from lmpipe.artifacts.store import Store
+from lmpipe.errors import StoreRefused
 
 NAME = "gc.json"
 MAX_TRIES = 20  # each lost race means that somebody else made progress
@@ -52,14 +53,20 @@ def write_tombstone(store: Store, home: str, word: Tombstone, etag: str | None) 
 
 
 def claim(store: Store, home: str) -> tuple[str, ...]:
-    """Take back what gc has condemned here, and return what it has collected for good."""
+    """Take back what gc has condemned here, and return what it has collected for good.
+
+    Who may not write here cannot take it back, and counts it as collected.
+    """
     for _ in range(MAX_TRIES):
         word, etag = read_tombstone(store, home)
         if not word.condemned:
             return word.collected
         kept = word.model_copy(update={"condemned": ()})
-        if write_tombstone(store, home, kept, etag) is not None:
-            return word.collected
+        try:
+            if write_tombstone(store, home, kept, etag) is not None:
+                return word.collected
+        except StoreRefused:
+            return (*word.collected, *word.condemned)
     return read_tombstone(store, home)[0].collected
 
 

@@ -27,7 +27,7 @@ from lmpipe.artifacts.lock import (
     this_process,
 )
 from lmpipe.artifacts.store import Store
-from lmpipe.errors import LockLost, StoreError, StoreUnavailable
+from lmpipe.errors import LockLost, StoreError, StoreRefused, StoreUnavailable
 
 FOLDER = "uses"
 # A run that cannot be seen and is silent for this long counts as dead. Longer than a lock's lease:
@@ -43,11 +43,16 @@ class RunUses:
         store: where they lie.
         label: names the run for people.
         beat_seconds: between two heartbeats.
+
+    Attributes:
+        refusal: why nothing is written down, or "": of a store that may be read only. A run that
+            finds everything needs no more; gc does not know of it and may take what it reads.
     """
 
     def __init__(self, store: Store, label: str, *, beat_seconds: float = BEAT_SECONDS) -> None:
         self._store, self._label, self._beat_seconds = store, label, beat_seconds
         self._path = f"{FOLDER}/{secrets.token_hex(8)}.json"
+        self.refusal = ""
         self._taken: list[str] = []
         self._beats = 0
         self._etag: str | None = None
@@ -57,9 +62,13 @@ class RunUses:
         self._thread = threading.Thread(target=self._beat, name="uses", daemon=True)
 
     def __enter__(self) -> "RunUses":
-        with self._guard:
-            self._write([])
-        self._thread.start()
+        try:
+            with self._guard:
+                self._write([])
+        except StoreRefused as error:
+            self.refusal = str(error)
+        else:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -68,6 +77,8 @@ class RunUses:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.refusal:
+            return
         self._stop.set()
         self._thread.join(timeout=5.0)  # a beat may be waiting for a store that is away
         with contextlib.suppress(StoreError):  # gc finds it silent then
@@ -81,7 +92,7 @@ class RunUses:
         """
         name = f"{stage}/{artifact}"
         with self._guard:
-            if name not in self._taken:
+            if name not in self._taken and not self.refusal:
                 self._write([*self._taken, name])
                 self._taken.append(name)
 
