@@ -1,5 +1,6 @@
 """Commands that keep a store in order: `lmpipe alias`, `gc` and `accounting`."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,12 +70,16 @@ def collect_garbage(
         typer.Option(metavar="STAGE:METRIC:low|high", help="The best of a stage stays."),
     ] = None,
     show_all: Annotated[bool, typer.Option("--list", help="List every artifact, and why.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Take old unfinished trainings, too.")
+    ] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete, not only show.")] = False,
 ) -> None:
     """Show what the store could do without, and with --delete, delete it.
 
     What has an alias, was used by the last runs, is among the last or the best of its stage, is
-    young or in use stays, with all it was made from. Manifests stay in any case.
+    young or in use stays, with all it was made from. Manifests stay in any case, and so do
+    unfinished trainings that have a checkpoint to go on from, but for --unfinished.
     """
     from lmpipe.artifacts.gc import collect, preview
     from lmpipe.artifacts.retention import RetentionPolicy
@@ -82,11 +87,13 @@ def collect_garbage(
 
     opened = open_store(store, named_recipe(recipe, of_recipe))
     console = Console()
-    policy = RetentionPolicy(last=last, days=days)
+    policy = RetentionPolicy(last=last, days=days, unfinished=unfinished)
     if best:
-        policy = RetentionPolicy(last=last, days=days, best=tuple(map(_best, best)))
+        policy = policy.model_copy(update={"best": tuple(map(_best, best))})
     verdicts = preview(opened, policy)
     console.print(verdict_table(verdicts))
+    for line in unfinished_lines(verdicts, time.time()):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if show_all:
         _print_each(console, verdicts)
     freed = size(sum(verdict.freed for verdict in verdicts))
@@ -132,6 +139,29 @@ def accounting(
     where = f"recipe {recipe} in {opened.root}" if recipe else opened.root
     (to / "accounting.html").write_text(write_html(make_page(rows, where)), encoding="utf-8")
     print(f"{len(rows)} attempts: {to / 'accounting.html'}, {to / 'accounting.parquet'}")
+
+
+def unfinished_lines(verdicts: "list[Verdict]", now: float) -> list[str]:
+    """Return a line on each training that could be gone on with: how far, how old, what it cost."""
+    from lmpipe.artifacts.retention import DAY
+    from lmpipe.report.wording import size
+
+    lines = []
+    for verdict in verdicts:
+        stored, token = verdict.stored, verdict.stored.unfinished
+        if not token:
+            continue
+        attempt = stored.attempts[token]
+        how_far = f" ({stored.how_far})" * bool(stored.how_far)
+        age, hours = (now - attempt.written) / DAY, stored.lost_seconds / 3600
+        stays = "stays: the same run goes on from it, or gc --unfinished takes it"
+        lines.append(
+            f"unfinished: {stored.home} at step {attempt.step}{how_far}, {age:.1f} days old, "
+            f"{size(attempt.bytes)}; again it would take {hours:.1f} h and "
+            f"{stored.lost_gpu_hours:.1f} GPU-hours; "
+            + ("goes" if token in verdict.entries else stays)
+        )
+    return lines
 
 
 def verdict_table(verdicts: "list[Verdict]") -> "Table":

@@ -7,6 +7,7 @@ work, and whoever takes that lock over writes it down. gc keeps these records as
 
 import contextlib
 import json
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -103,6 +104,18 @@ def read_attempts(store: Store) -> list[Attempt]:
                 origin = attempt.origin if attempt.origin.flow_run else built.get(key[0])
                 found[key] = attempt.model_copy(update={"origin": origin or attempt.origin})
     return sorted(found.values(), key=lambda attempt: attempt.started)
+
+
+def spent_on(store: Store, home: str, paths: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Return seconds and GPU-hours of each attempt at an artifact that came to nothing.
+
+    Args:
+        paths: objects of the artifact.
+    """
+    told = [p for p in paths if p.startswith((f"{home}/{FOLDER}/", f"{home}/lock.json"))]
+    found = {a.attempt: a for path in told if (a := _account(store, path)) is not None}
+    lost = [a for a in found.values() if a.outcome not in ("published", "replaced")]
+    return {a.attempt: (a.seconds, a.gpu_hours) for a in lost}
 
 
 def _tells(path: str, size: int) -> bool:

@@ -37,9 +37,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from lmpipe.artifacts.alias import list_aliases
+from lmpipe.artifacts.attempts import spent_on
 from lmpipe.artifacts.lock import LEASE_SECONDS, RELEASED, BuildLock, Watch
 from lmpipe.artifacts.lookup import list_stages, read_manifest
-from lmpipe.artifacts.provenance import now
+from lmpipe.artifacts.output import HOW_FAR
+from lmpipe.artifacts.provenance import gpu_hours, now
 from lmpipe.artifacts.retention import (
     CHECKPOINTS,
     RetentionPolicy,
@@ -270,7 +272,7 @@ def _stored(store: Store, home: str, objects: dict[str, tuple[int, float]]) -> S
             by_attempt[name].append((path, size, written))
         elif folder == "logs":
             logs[name.removesuffix(".txt")] = size
-    return Stored(
+    stored = Stored(
         home=home,
         manifest=entry[0] if entry else None,
         manifest_etag=entry[1] if entry else None,
@@ -285,12 +287,29 @@ def _stored(store: Store, home: str, objects: dict[str, tuple[int, float]]) -> S
         word=word,
         word_etag=word_etag,
     )
+    if stored.unfinished:
+        spent = spent_on(store, home, objects)
+        if told := json.loads(
+            store.read(f"{home}/attempts/{stored.unfinished}/{HOW_FAR}") or b"{}"
+        ):
+            stored.how_far, seconds = told["done"], told["seconds"]
+            # killed before the first heartbeat, its lock says nothing of it
+            spent.setdefault(stored.unfinished, (seconds, gpu_hours(told["devices"], seconds)))
+        stored.lost_seconds = sum(seconds for seconds, _ in spent.values())
+        stored.lost_gpu_hours = sum(hours for _, hours in spent.values())
+    return stored
 
 
 def _attempt(home: str, name: str, objects: list[tuple[str, int, float]]) -> StoredAttempt:
-    inner = f"{home}/attempts/{name}/{CHECKPOINTS}/"
+    folder = f"{home}/attempts/{name}"
+    inner, over = f"{folder}/{CHECKPOINTS}/", f"{folder}/over/"
+    ends = [path.split("/")[-2] for path, _, _ in objects if path.endswith("/COMPLETE.json")]
     return StoredAttempt(
         bytes=sum(size for _, size, _ in objects),
         written=max(written for _, _, written in objects),
         checkpoint_bytes=sum(size for path, size, _ in objects if path.startswith(inner)),
+        step=max(map(int, ends), default=-1),
+        replaces="".join(
+            path.removeprefix(over) for path, _, _ in objects if path.startswith(over)
+        ),
     )

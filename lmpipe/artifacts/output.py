@@ -12,6 +12,7 @@ import json
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmpipe.artifacts.events import Emitter, Sink
+from lmpipe.artifacts.events import Emitter, Event, Sink
 from lmpipe.artifacts.manifest import FileRecord
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import covers
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from lmpipe.artifacts.stage import Kind
 
 A = TypeVar("A", bound=Artifact)
+HOW_FAR = "how_far.json"  # beside an attempt's checkpoints: how far it came, and what it took
 
 
 class HashingFile(io.RawIOBase):
@@ -206,6 +208,18 @@ class Output(_Writer, Emitter, Generic[A]):
         self._superseded = ""
         self.collected: tuple[str, ...] = ()
         self._publish = publish
+        self._done, self._started = "", time.monotonic()
+
+    def progress(self, done: float, total: float, unit: str = "documents", label: str = "") -> None:
+        """Tell how far the stage is; see Emitter."""
+        self._done = f"{done:g} of {total:g} {unit}"
+        super().progress(done, total, unit, label)
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on that another process made."""
+        if event["type"] == "progress":
+            self._done = f"{event['done']:g} of {event['total']:g} {event['unit']}"
+        super().emit(event)
 
     @property
     def store(self) -> Store:
@@ -332,6 +346,13 @@ class Output(_Writer, Emitter, Generic[A]):
             sizes[name] = path.stat().st_size
         with self._store.open(f"{folder}/COMPLETE.json", "wb") as file:
             file.write(json.dumps(sizes).encode())
+        with self._store.open(f"{self._prefix}/{HOW_FAR}", "wb") as file:  # for people, see gc
+            seconds = time.monotonic() - self._started
+            file.write(
+                json.dumps(
+                    {"done": self._done, "seconds": seconds, "devices": self.devices}
+                ).encode()
+            )
         steps = self._store.children(f"{self._prefix}/checkpoints")
         for old in steps[: -keep or None]:
             for stored in self._store.sizes(f"{self._prefix}/checkpoints/{old}"):

@@ -9,6 +9,9 @@ An artifact stays for any one of these reasons, and with it everything it was ma
     young       something was written to it lately
     in use      a build or a run that may be alive uses it
 
+What nobody has finished and can be gone on with, a training with a whole checkpoint, stays too, and
+is named with what it would cost again; it goes when it is old and the policy says so.
+
 Of an artifact that stays, attempts that its manifest names nothing of and checkpoints inside the
 stage go, once they are old. Manifests, locks and accounts of attempts stay in any case: lineage,
 `show`, `diff` and the nearest relative in a plan need no more than those.
@@ -70,6 +73,11 @@ class RetentionPolicy(BaseModel):
         le=36_500,
         description="Everything written to within so many days stays, unfinished attempts too.",
     )
+    unfinished: bool = Field(
+        False,
+        description="Whether unfinished trainings that have a checkpoint to go on from go as well, "
+        "once they are older than that.",
+    )
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ class StoredAttempt:
     bytes: int
     written: float
     checkpoint_bytes: int
+    step: int = -1  # of its newest whole checkpoint; -1: none
+    replaces: str = ""  # the published attempt that it was forced to replace
 
 
 @dataclass
@@ -93,6 +103,21 @@ class Stored:
     log_bytes: dict[str, int]
     word: Tombstone
     word_etag: str | None
+    how_far: str = ""  # of its unfinished attempt, as the stage counts
+    lost_seconds: float = 0.0  # what its unpublished attempts took
+    lost_gpu_hours: float = 0.0
+
+    @property
+    def unfinished(self) -> str:
+        """The attempt that the next one goes on from, or ""; it takes the highest step."""
+        published = self.manifest.attempt if self.manifest else ""
+        steps = {
+            token: attempt.step
+            for token, attempt in self.attempts.items()
+            if attempt.step >= 0 and attempt.replaces == published
+            if not {token, f"{token}/{CHECKPOINTS}"} & set(self.word.collected)
+        }
+        return max(steps, key=steps.__getitem__, default="")
 
     @property
     def bytes(self) -> int:
@@ -176,7 +201,7 @@ def judge(
     foreign = _foreign_attempts(verdicts.values())
     for verdict in verdicts.values():
         if verdict.stored.home not in used:
-            verdict.entries = _entries(verdict, policy.days * DAY, now, foreign)
+            verdict.entries = _entries(verdict, policy, now, foreign)
     return list(verdicts.values())
 
 
@@ -246,16 +271,19 @@ def _foreign_attempts(verdicts: Iterable[Verdict]) -> set[str]:
     }
 
 
-def _entries(verdict: Verdict, age: float, now: float, foreign: set[str]) -> tuple[str, ...]:
+def _entries(
+    verdict: Verdict, policy: RetentionPolicy, now: float, foreign: set[str]
+) -> tuple[str, ...]:
     """Return what goes of an artifact; what is collected already and has left objects, too."""
     stored, entries = verdict.stored, []
+    age, spared = policy.days * DAY, "" if policy.unfinished else stored.unfinished
     outputs = stored.manifest.outputs if stored.manifest else []
     named = {file.path.split("/")[3] for file in outputs if file.path.startswith(stored.home)}
     checkpoints = {f.path.split("/")[3] for f in outputs if f"/{CHECKPOINTS}/" in f.path}
     for token, attempt in stored.attempts.items():
         if token in stored.word.collected:
             entries.append(token)
-        elif f"{stored.home}/attempts/{token}" in foreign:
+        elif f"{stored.home}/attempts/{token}" in foreign or token == spared:
             continue
         elif stored.manifest is not None and not verdict.reasons:
             entries.append(token)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flows.operations import unfinished_lines
 from lmpipe.artifacts import gc
 from lmpipe.artifacts.alias import set_alias
 from lmpipe.artifacts.build import build, find
@@ -411,3 +412,56 @@ def test_a_silent_builder_of_another_machine_does_not_hold_its_artifact_for_ever
     done = collect(store, NOTHING_STAYS, lock_seconds=1.0)
     assert done.artifacts == 1
     assert make(store).missing() == []
+
+
+def kill_a_training(store: Store, days: float) -> str:
+    """Leave a training that died at step 2 of 4, so many days ago; return its home."""
+    documents = make(store)
+    config = TrainConfig(steps=4, mode="die")
+    with pytest.raises(StageFailed):
+        run_in_child(store, train, config, {"documents": documents})
+    then = time.time() - days * 86400
+    for path in store.sizes("train"):
+        os.utime(store.full(path), (then, then))
+    return home("train", identify(train, config, {"documents": documents}))
+
+
+def test_an_unfinished_training_stays_however_old_and_is_named_with_what_it_cost(
+    store: Store,
+) -> None:
+    place = kill_a_training(store, 30)
+    (verdict,) = [v for v in preview(store, RetentionPolicy()) if v.stored.home == place]
+    assert verdict.entries == () and verdict.stored.lost_seconds > 0
+    (line,) = unfinished_lines([verdict], time.time())
+    assert line.startswith(f"unfinished: {place} at step 2 (2 of 4 steps), 30.0 days old")
+    assert "GPU-hours" in line and "gc --unfinished takes it" in line
+    collect(store, NOTHING_STAYS)
+    assert any("/checkpoints/" in path for path in store.sizes(place))
+    again = built(store, train, TrainConfig(steps=4), documents=make(store))
+    assert again.metrics["started_at"] == 0  # another config: its own training
+
+
+def test_an_unfinished_training_goes_only_where_that_is_asked_for_and_it_is_old(
+    store: Store,
+) -> None:
+    place = kill_a_training(store, 3)
+    collect(store, RetentionPolicy(unfinished=True))
+    assert any("/checkpoints/" in path for path in store.sizes(place))
+    asked = RetentionPolicy(unfinished=True, days=2)
+    (verdict,) = [v for v in preview(store, asked) if v.stored.home == place]
+    assert unfinished_lines([verdict], time.time())[0].endswith("; goes")
+    collect(store, asked)
+    assert not store.sizes(f"{place}/attempts")
+
+
+def test_of_a_training_only_the_attempt_that_is_gone_on_from_stays(store: Store) -> None:
+    place = kill_a_training(store, 30)
+    then = time.time() - 30 * 86400
+    older = f"{place}/attempts/older/checkpoints/000000001"
+    for name in ("step", "COMPLETE.json"):
+        with store.open(f"{older}/{name}", "wb") as file:
+            file.write(b"1" if name == "step" else b'{"step": 1}')
+        os.utime(store.full(f"{older}/{name}"), (then, then))
+    collect(store, RetentionPolicy())
+    left = store.sizes(f"{place}/attempts")
+    assert left and not any("/older/" in path for path in left)
