@@ -20,14 +20,14 @@ def is_arc(path: Path) -> bool:
     return beginning(path).startswith(b"filedesc://")
 
 
-def arc_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, WARC record) of an ARC file in order, without its own description.
+def arc_records(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, WARC record) of an ARC file from `start` on, without its own description.
 
     Raises:
         RecordError: the rest cannot be read.
     """
     with path.open("rb") as file:
-        stream = RecordStream(file)
+        stream = RecordStream(file, start)
         while line := stream.first_line():
             offset = stream.line_offset
             match = _LINE.match(line.rstrip(b"\r\n"))

@@ -65,8 +65,9 @@ def extract(
     The text of WET files is taken as it is.
 
     Raises:
-        InputError: the source holds no page with text.
+        InputError: the source holds no page with text, or the same archive twice.
     """
+    _refuse_copies(source)
     ranges = _ranges(source, config.split_bytes)
     work = partial(_extract_range, source=source, ranges=ranges, config=config)
     mapped = make_documents(out, list(ranges), work, runtime)
@@ -76,6 +77,22 @@ def extract(
     if mapped.num_kept == 0:
         raise InputError(_nothing_kept(source, mapped))
     return mapped.finish()
+
+
+def _refuse_copies(source: Source) -> None:
+    """Refuse one archive under two names: its records have one id each, and would be there twice.
+
+    Reading it once would leave the other name out of every count without a word.
+    """
+    seen: dict[tuple[str, int], str] = {}
+    for file in source.manifest.config["files"]:
+        first = seen.setdefault((file["sha256"], file["bytes"]), file["name"])
+        if first != file["name"] and file["bytes"]:
+            raise InputError(
+                f"source {source.name!r}: {first} and {file['name']} hold the same bytes "
+                f"({file['bytes']}, sha256 {file['sha256'][:12]}…), so every page would come twice "
+                "under one id; take one of them out of the source's paths"
+            )
 
 
 def _ranges(source: Source, split_bytes: int) -> dict[str, tuple[str, tuple[int, int] | None]]:

@@ -23,14 +23,14 @@ def is_other_case(path: Path) -> bool:
     )
 
 
-def other_case_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, record with canonical names) in order.
+def other_case_records(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, record with canonical names) in order, from `start` on.
 
     Raises:
         RecordError: the rest cannot be read.
     """
     with path.open("rb") as file:
-        stream = RecordStream(file)
+        stream = RecordStream(file, start)
         while line := stream.first_line():
             offset = stream.line_offset
             if not line.startswith(b"WARC/"):

@@ -12,15 +12,31 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 WINDOW_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16  # enough of a member to see its first line
-_PLAIN_START = re.compile(rb"(?:\A|\n\r?\n)(?=WARC/[01]\.\d+\r?\n[A-Za-z-]+:)")
+_OPENING_BYTES = 1 << 12  # an ARC record's first line holds a whole URL
+
+
+class RecordForm(NamedTuple):
+    """How records of a format begin: in a plain archive, and as what a compressed member holds."""
+
+    plain: re.Pattern[bytes]
+    packed: re.Pattern[bytes]
+
+
+_ARC_LINE = rb"[a-z][a-z0-9+.-]*:\S* \S* \d{8,14} [^\r\n]*?\d+\r?\n"
+WARC_FORM = RecordForm(
+    re.compile(rb"(?:\A|\n\r?\n)(?=WARC/[01]\.\d+\r?\n[A-Za-z-]+:)"), re.compile(rb"WARC/")
+)
+ARC_FORM = RecordForm(re.compile(rb"(?:\A|\n)(?=" + _ARC_LINE + rb")"), re.compile(_ARC_LINE))
 _GZIP, _ZSTD, _LZ4 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 
 
-def record_start(path: Path, at: int, stop: int | None = None) -> int | None:
+def record_start(
+    path: Path, at: int, stop: int | None = None, form: RecordForm = WARC_FORM
+) -> int | None:
     """Return the first offset from `at` on, and before `stop`, where a record begins."""
     with path.open("rb") as file:
         head = file.read(4)
@@ -30,12 +46,12 @@ def record_start(path: Path, at: int, stop: int | None = None) -> int | None:
         file.seek(base)
         window = file.read(WINDOW_BYTES + _HEAD_BYTES)
         while window:
-            for offset in _candidates(window, magic, WINDOW_BYTES, is_first=base == 0):
+            for offset in _candidates(window, magic, form, is_first=base == 0):
                 if base + offset < at:
                     continue
                 if stop is not None and base + offset >= stop:
                     return None
-                if not magic or _opens(window[offset : offset + _HEAD_BYTES], magic):
+                if not magic or _opens(window[offset : offset + _HEAD_BYTES], magic, form):
                     return base + offset
             base += WINDOW_BYTES
             window = window[WINDOW_BYTES:] + file.read(WINDOW_BYTES)
@@ -100,9 +116,10 @@ def is_cut_short(path: Path, offset: int) -> bool:
     return True
 
 
-def _candidates(window: bytes, magic: bytes, end: int, is_first: bool) -> list[int]:
+def _candidates(window: bytes, magic: bytes, form: RecordForm, is_first: bool) -> list[int]:
+    end = WINDOW_BYTES
     if not magic:
-        found = [match.end() for match in _PLAIN_START.finditer(window)]
+        found = [match.end() for match in form.plain.finditer(window)]
         return [at for at in found if at < end + 4 and (at > 0 or is_first)]
     found = []
     at = window.find(magic)
@@ -112,9 +129,9 @@ def _candidates(window: bytes, magic: bytes, end: int, is_first: bool) -> list[i
     return found
 
 
-def _opens(data: bytes, magic: bytes) -> bool:
+def _opens(data: bytes, magic: bytes, form: RecordForm) -> bool:
     """Say whether a compressed member begins here and holds the beginning of a record."""
-    return _opening(data, magic, 64).lstrip(b"\r\n").startswith(b"WARC/")
+    return form.packed.match(_opening(data, magic, _OPENING_BYTES).lstrip(b"\r\n")) is not None
 
 
 def _opening(data: bytes, magic: bytes, size: int) -> bytes:

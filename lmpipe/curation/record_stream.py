@@ -34,16 +34,20 @@ def beginning(path: Path) -> bytes:
 
 
 class RecordStream:
-    """Bytes of a plain or gzip file; knows where what it gave last began."""
+    """Bytes of a plain or gzip file; knows where what it gave last began.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    Args:
+        start: where a record, or in a gzip file a member, begins.
+    """
+
+    def __init__(self, file: IO[bytes], start: int = 0) -> None:
         self._file = file
         self._is_gzip = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
+        file.seek(start)
         self._inflate = zlib.decompressobj(31)
         self._packed = b""
-        self._position = 0  # of the end of what was read from the file
-        self._member = 0
+        self._position = start  # of the end of what was read from the file
+        self._member = self._start = start
         self._buffer = b""
         self._at = 0
         self._starts: list[tuple[int, int]] = []  # place in the buffer, offset of its member
@@ -118,7 +122,9 @@ class RecordStream:
     def _offset(self) -> int:
         if not self._is_gzip:
             return self._position - (len(self._buffer) - self._at)
-        return next((member for at, member in reversed(self._starts) if at <= self._at), 0)
+        return next(
+            (member for at, member in reversed(self._starts) if at <= self._at), self._start
+        )
 
     def _fill(self) -> bool:
         """Append a block to the buffer and forget what was given out."""

@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from lmpipe.curation.arc import arc_records, is_arc
 from lmpipe.curation.http import BodyTooLargeError, decode_body
 from lmpipe.curation.other_case import is_other_case, other_case_records
 from lmpipe.curation.record_starts import (
+    ARC_FORM,
+    WARC_FORM,
+    RecordForm,
     begins_with,
     declared_end,
     is_cut_short,
@@ -99,15 +102,19 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         self._offset = 0  # where the reader stood: beyond a record's beginning, within a member
         self._place = 0  # where reading must begin to come by the record
         self._is_cut = False  # the record that was read last ended early, and is named
+        self._named: set[int] = set()  # offsets from which a record could not be read
 
     def run(
         self, data: Iterator[Document] | None = None, rank: int = 0, world_size: int = 1
     ) -> Iterator[Document]:
         """Yield the pages in file order."""
-        for is_format, records in ((is_arc, arc_records), (is_other_case, other_case_records)):
+        for is_format, records, form in (
+            (is_arc, arc_records, ARC_FORM),
+            (is_other_case, other_case_records, WARC_FORM),
+        ):
             if is_format(self.path):
                 if self.byte_range is None or self.byte_range[0] == 0:
-                    yield from self._rewritten_pages(records(self.path))
+                    yield from self._rewritten_pages(records, form)
                 return
         start, stop = self._bounds()
         while start is not None:
@@ -126,7 +133,8 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             start = record_start(self.path, low, stop)
             is_end_known = is_empty or gap > self._offset
             if error or start is not None or (is_end_known and _has_more(self.path, gap, stop)):
-                yield self._unreadable(gap, error or "no record")
+                if gap not in self._named:  # its beginning was found again and read to the damage
+                    yield self._unreadable(gap, error or "no record")
             elif stop is None and not self._is_cut and is_cut_short(self.path, self._place):
                 yield self._unreadable(self._place, "a compressed member is cut short")
 
@@ -158,15 +166,29 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                     self._place = offset
                 yield record
 
-    def _rewritten_pages(self, records: Iterator[tuple[int, bytes]]) -> Iterator[Document]:
-        try:
-            for offset, data in records:
-                self._offset = self._place = offset
-                for record in ArchiveIterator(io.BytesIO(data), parse_http=False):
-                    if (page := self._page(record)) is not None:
-                        yield page
-        except RecordError as error:
-            yield self._unreadable(error.offset, str(error))
+    def _rewritten_pages(
+        self, records: Callable[[Path, int], Iterator[tuple[int, bytes]]], form: RecordForm
+    ) -> Iterator[Document]:
+        """Yield the pages of a file whose records are rewritten, reading on after damage.
+
+        A record whose length is too large hides others: the search begins behind the last good one.
+        """
+        start: int | None = 0
+        while start is not None:
+            last = start
+            try:
+                for offset, data in records(self.path, start):
+                    self._offset = self._place = last = offset
+                    for record in ArchiveIterator(io.BytesIO(data), parse_http=False):
+                        if (page := self._page(record)) is not None:
+                            yield page
+                return
+            except RecordError as error:
+                if error.offset not in self._named:
+                    yield self._unreadable(error.offset, str(error))
+                start = record_start(self.path, last + 1, error.offset, form)
+                if start is None:
+                    start = record_start(self.path, max(last, error.offset) + 1, None, form)
 
     def _page(self, record: WarcRecord) -> Document | None:
         kind = str(record.record_type)
@@ -266,6 +288,8 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         bound: float | None = None,
     ) -> Document:
         self._is_cut = reason == "truncated_record"
+        if reason in ("truncated_record", "unreadable_body") and self._place == self._offset:
+            self._named.add(self._place)
         return self._document(record, removed=reason, score=score, threshold=bound)
 
     def _document(self, record: WarcRecord, **metadata: Any) -> Document:
@@ -292,6 +316,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
 
     def _unreadable(self, offset: int, error: str) -> Document:
         """Name an offset that cannot be read; it counts as one lost record."""
+        self._named.add(offset)
         self.census.records["pages"] += 1
         self.census.unreadable.append(f"{self.file_name}: unreadable from byte {offset}: {error}")
         return Document(

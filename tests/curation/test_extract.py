@@ -190,3 +190,11 @@ def test_wet_records_become_documents_without_an_extractor(bench: Workbench) -> 
     assert row["extractor"] == "wet"
     assert row["content_type"] == "text/plain"
     assert row["text"].startswith("Escopete")
+
+
+def test_an_archive_under_two_names_is_refused_by_both(bench: Workbench) -> None:
+    """Its records have one id each: each would be kept twice, and remove itself in dedup."""
+    data = archive(3)
+    source = bench.files("crawl", a__warc__gz=data, b__warc__gz=archive(2, 5), c__warc__gz=data)
+    with pytest.raises(InputError, match=r"a\.warc\.gz and c\.warc\.gz hold the same bytes"):
+        bench.run(extract, ExtractConfig(extractor="resiliparse"), source)

@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -457,3 +458,85 @@ def test_a_length_that_cannot_be_costs_its_record_and_no_other(
     good = [page.metadata["url"][-1] for page in pages if "body" in page.metadata]
     assert good == ["0", "2"]
     assert any(page.metadata.get("removed") for page in pages)
+
+
+def longer(part: bytes, change: int) -> bytes:
+    """Return an ARC record whose first line lies about its length."""
+    line, _, rest = part.partition(b"\n")
+    words = line.split(b" ")
+    return b" ".join([*words[:-1], b"%d" % (int(words[-1]) + change)]) + b"\n" + rest
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda part: b"\0\1 no line\n" + part[40:],
+        lambda part: part.partition(b"\n")[2],
+        lambda part: longer(part, 1 << 31),
+    ],
+)
+@pytest.mark.parametrize("way", ["plain", "members"])
+def test_a_damaged_arc_record_costs_itself_alone(
+    tmp_path: Path, damage: Callable[[bytes], bytes], way: str
+) -> None:
+    parts = arc(12)
+    start = sum(len(gzip.compress(part)) if way == "members" else len(part) for part in parts[:5])
+    parts[5] = damage(parts[5])
+    data = b"".join(gzip.compress(part) if way == "members" else part for part in parts)
+    pages, census = read_bytes(tmp_path, data)
+    good = [page.metadata["url"] for page in pages if "removed" not in page.metadata]
+    named = [page.metadata["warc_offset"] for page in pages if "removed" in page.metadata]
+    assert good == [f"http://h.example/{n}" for n in range(12) if n != 4]
+    assert len({page.id for page in pages}) == len(pages)
+    assert named == [start] and len(census.unreadable) == 1
+
+
+def test_an_arc_record_that_is_cut_short_hides_no_other(tmp_path: Path) -> None:
+    parts = arc(12)
+    parts[5] = parts[5][: len(parts[5]) // 2] + b"\n"
+    pages, census = read_bytes(tmp_path, b"".join(parts))
+    good = [page.metadata["url"] for page in pages if "removed" not in page.metadata]
+    assert good == [f"http://h.example/{n}" for n in range(12)]
+    assert len(census.unreadable) == 1
+
+
+@pytest.mark.parametrize("change", [-300, 300, 3000])
+def test_a_wrong_length_in_an_arc_hides_no_other_record(tmp_path: Path, change: int) -> None:
+    parts = arc(12)
+    parts[5] = longer(parts[5], change)
+    pages, census = read_bytes(tmp_path, b"".join(parts))
+    good = [page.metadata["url"] for page in pages if "removed" not in page.metadata]
+    assert good == [f"http://h.example/{n}" for n in range(12)]
+    assert len(census.unreadable) == 1
+
+
+def test_damage_anywhere_in_a_gzip_arc_or_warc_is_named_once(tmp_path: Path) -> None:
+    for members in (
+        [gzip.compress(part, mtime=0) for part in arc(7)[1:-1]],
+        [archive(1, start=n) for n in range(7)],
+    ):
+        head = (
+            gzip.compress(arc(1)[0], mtime=0) if b"WARC" not in gzip.decompress(members[0]) else b""
+        )
+        for at in range(4, len(members[3]), 7):
+            damaged = bytearray(members[3])
+            damaged[at] ^= 0x5A
+            data = head + b"".join([*members[:3], bytes(damaged), *members[4:]])
+            pages, census = read_bytes(tmp_path, data)
+            removed = [p.metadata["warc_offset"] for p in pages if "removed" in p.metadata]
+            assert len(pages) == 7 and len({p.id for p in pages}) == 7
+            assert removed in ([], [len(head) + sum(map(len, members[:3]))])
+            assert len(census.unreadable) == len(removed)
+
+
+def test_a_large_page_whose_member_is_damaged_is_removed_once(tmp_path: Path) -> None:
+    noise = b"".join(hashlib.sha256(b"%d" % n).hexdigest().encode() for n in range(9000))
+    middle = gzip.compress(response(b"<html>" + noise, record_id="<urn:x:9>"), mtime=0)
+    for at in (len(middle) // 3, len(middle) - 6):
+        damaged = bytearray(middle)
+        damaged[at] ^= 0x5A
+        data = archive(2) + bytes(damaged) + archive(2, start=5)
+        pages, _ = read_bytes(tmp_path, data)
+        removed = [p.metadata["warc_offset"] for p in pages if "removed" in p.metadata]
+        assert removed == [len(archive(2))]
+        assert len(pages) == 5
