@@ -1,7 +1,9 @@
 """dedup: one document of each set of equal or nearly equal ones is kept.
 
-Of one address (if asked for): the normalised URLs are the same (see urls.py). Equal: the same
-folded words (case, accents, punctuation and blanks do not count). Nearly equal: two documents meet
+Of one address (if asked for): the normalised URLs are the same (see urls.py). Exact: the same
+text but for blanks and Unicode's normal form (text_digests.py). Same words: they differ in case,
+accents and punctuation only; operators, signs and vowel signs count (word_hashes.py). Nearly equal:
+two documents meet
 in a MinHash band (see minhash.py) and, compared n-gram by n-gram, are similar enough, or the kept
 one contains the other (see verification.py). Which one stays is a policy; ties go to the longer
 one, then to the smaller id. So the outcome depends on the set of documents alone, not on their
@@ -17,7 +19,7 @@ Passes over the shards, with a gathering between them:
 4. filter: each shard writes the documents that stay, its part of the ledger, and the evidence:
    keeper, similarity, containment both ways, and how many words are lost.
 
-The sketches stay in the artifact (625 bytes a document by default). With earlier crawls as input,
+The sketches stay in the artifact (641 bytes a document by default). With earlier crawls as input,
 theirs are compared with too: only new documents go, and the ledger names the earlier one they
 repeat. See dedup_index.py for the list of crawls that a new one is compared with.
 
@@ -119,7 +121,7 @@ def dedup(
     count = count_documents(documents)
     if count == 0:
         raise InputError("dedup got no documents; look at what the stage before removed")
-    past = earlier_shards(earlier, config)
+    past = earlier_shards(earlier, config, dedup.version)
     runtime = enough_workers(runtime, count)
     made = scan_documents(out, documents, "sketch", partial(sketch_shard, config=config), runtime)
     with out.scratch(runtime) as scratch:
@@ -145,10 +147,10 @@ def _find(
     scratch: Path,
     runtime: Runtime,
 ) -> "Verdicts":
-    """Decide who goes: first documents of one address, then equal ones, then near ones."""
+    """Decide who goes: first documents of one address, then equal texts, equal words, near ones."""
     import numpy as np
 
-    from lmpipe.curation.duplicates import EXACT, NEAR, SAME_URL, Gathering
+    from lmpipe.curation.duplicates import EXACT, NEAR, SAME_URL, SAME_WORDS, Gathering
     from lmpipe.curation.verification import Comparison, verify
 
     gathering = Gathering(sketches, config, scratch, runtime)
@@ -159,10 +161,10 @@ def _find(
         new = groups.members < sketches.num_new
         verdicts.remove(groups.members[new], groups.firsts()[new], SAME_URL)
         comparisons.append(Comparison(groups, SAME_URL))
-    groups = gathering.equal_texts()
-    new = groups.members < sketches.num_new
-    equal, keepers = groups.members[new], groups.firsts()[new]
-    verdicts.remove(equal, keepers, EXACT)
+    for reason, equal in ((EXACT, gathering.equal_texts), (SAME_WORDS, gathering.equal_words)):
+        groups = equal()
+        new = groups.members < sketches.num_new
+        verdicts.remove(groups.members[new], groups.firsts()[new], reason)
     if config.bands:
         groups = gathering.near_texts(out)
         out.metric("met_clusters", len(groups.sizes))
@@ -173,7 +175,8 @@ def _find(
             gathering.estimated(groups)
     if config.verify:
         verify(out, sketches, verdicts, comparisons, config, runtime)
-    verdicts.settle_equal(np.flatnonzero(verdicts.reasons == EXACT))
+    for reason in (SAME_WORDS, EXACT):  # an exact copy's keeper may have gone for the same words
+        verdicts.settle_equal(np.flatnonzero(verdicts.reasons == reason))
     out.log(f"the gathering spilled {gathering.spilled_bytes:,} bytes")
     return verdicts
 

@@ -94,7 +94,7 @@ class DedupPassagesConfig(StageConfig):
         return self.num_sentences if self.unit == "sentences" else 1
 
 
-@stage(version=1, kind="exact")
+@stage(version=2, kind="exact")
 def dedup_passages(
     out: Output[Documents], config: DedupPassagesConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:

@@ -17,6 +17,7 @@ from lmpipe.artifacts.types import Documents
 from lmpipe.curation.band_joins import join_bands
 from lmpipe.curation.clusters import Clusters, join_keys
 from lmpipe.curation.minhash import HashFamily, band_keys, choose_keepers, signatures
+from lmpipe.curation.text_digests import text_digests
 from lmpipe.curation.urls import url_keys
 from lmpipe.curation.word_hashes import hash_words
 from lmpipe.documents.read import shard_names
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
 HEAD = np.dtype(
     [
         ("id", "<u8", 2),
-        ("digest", "<u8", 2),
+        ("text", "<u8", 2),
+        ("words", "<u8", 2),
         ("url", "<u8"),
         ("preference", "<i8"),
         ("num_characters", "<i8"),
         ("num_words", "<i8"),
     ]
 )
-REASONS = ("same_url", "exact_duplicate", "near_duplicate")
-SAME_URL, EXACT, NEAR = range(3)
+REASONS = ("same_url", "exact_duplicate", "same_words", "near_duplicate")
+SAME_URL, EXACT, SAME_WORDS, NEAR = range(4)
 # One row a removed document: its row in the shard, and the evidence. NaN and -1: not compared.
 REMOVAL = np.dtype(
     [
@@ -82,7 +84,8 @@ def sketch_batch(
     words = hash_words(batch.column("text"))
     heads = np.zeros(batch.num_rows, HEAD)
     heads["id"] = pack_ids(batch.column("id").to_pylist())
-    heads["digest"] = words.digests
+    heads["text"] = text_digests(batch.column("text"))
+    heads["words"] = words.digests
     heads["num_characters"] = pc.utf8_length(batch.column("text")).to_numpy(zero_copy_only=False)
     heads["num_words"] = words.counts
     heads["preference"] = _preferences(batch, config.keep)
@@ -141,11 +144,12 @@ def new_shards(documents: Documents, sketches: list[ShardRecord]) -> list[Shard]
     ]
 
 
-def earlier_shards(earlier: list[Documents], config: "DedupConfig") -> list[Shard]:
+def earlier_shards(earlier: list[Documents], config: "DedupConfig", version: int) -> list[Shard]:
     """Return the shards of earlier crawls, each an artifact of dedup with its sketches.
 
     Raises:
-        InputError: it has no sketches, or sketches of other settings, or they are cut short.
+        InputError: it has no sketches, or sketches of another version or of other settings, or they
+            are cut short.
     """
     widths = {
         "heads": HEAD.itemsize,
@@ -155,6 +159,11 @@ def earlier_shards(earlier: list[Documents], config: "DedupConfig") -> list[Shar
     }
     shards = []
     for artifact in sorted(earlier, key=lambda item: item.digest):
+        if artifact.manifest.version != version:
+            raise InputError(
+                f"{artifact!r} is of dedup v{artifact.manifest.version}, now v{version}: sketches "
+                "cannot be compared; build it again, or leave it out of the crawls compared with"
+            )
         for field in ("ngram", "bands", "rows", "seed", "same_url"):
             theirs = artifact.manifest.config.get(field)
             if theirs != getattr(config, field):
@@ -354,8 +363,12 @@ class Gathering:
         return self._group(lambda heads: (heads["url"], heads["url"] != 0), "url")
 
     def equal_texts(self) -> Groups:
-        """Group documents of the same words, those without any apart."""
-        return self._group(lambda heads: (heads["digest"][:, 0], heads["num_words"] > 0), "digest")
+        """Group documents of equal texts, those without any word apart."""
+        return self._group(lambda heads: (heads["text"][:, 0], heads["num_words"] > 0), "text")
+
+    def equal_words(self) -> Groups:
+        """Group documents of the same folded words, those without any apart."""
+        return self._group(lambda heads: (heads["words"][:, 0], heads["num_words"] > 0), "words")
 
     def near_texts(self, out: Output[Any]) -> Groups:
         """Group documents that meet in a band, directly or by a chain."""

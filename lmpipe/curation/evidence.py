@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import ShardOutput
-from lmpipe.curation.duplicates import EXACT, NEAR, REASONS, unpack_id
+from lmpipe.curation.duplicates import EXACT, NEAR, REASONS, SAME_WORDS, unpack_id
 from lmpipe.documents.ledger import removal
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def ledger_rows(
     gone: NDArray[Any], ids: list[str], urls: list[str | None], config: "DedupConfig"
 ) -> list[dict[str, Any]]:
     """Return the ledger's rows of some removals."""
-    thresholds = {NEAR: config.min_similarity, EXACT: 1.0}
+    thresholds = {NEAR: config.min_similarity, EXACT: 1.0, SAME_WORDS: 1.0}
     rows = []
     for row, id_, url in zip(gone, ids, urls, strict=True):
         similarity = None if np.isnan(row["similarity"]) else float(row["similarity"])

@@ -5,6 +5,12 @@ off. In scripts that are written without spaces (Han, kana, Thai, Lao, Khmer, My
 character is a word, or one sentence would be one word and n-grams would never meet. Punctuation and
 blanks only separate.
 
+What carries meaning stays: vowel signs of Indic and South-East Asian scripts (कुल is not केल; the
+points of Hebrew and Arabic, which most texts leave out, go as accents do), superscripts (x² is not
+x2), and operators, signs and currencies (`a + b`, -5, C++, C#, 5 %, $5), each run of which is a
+word. A hyphen or a slash between two letters only separates, and so do dashes, and `!` but for `!=`
+and `!x`.
+
 One compiled pass over Arrow's UTF-8 buffer does decoding, folding and hashing through a table of
 code points: about 100 MB/s on one core, where a regular expression over `str` makes 20. The price:
 the table follows the interpreter's Unicode version, so letters newer than it count as blanks.
@@ -24,6 +30,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 import numpy as np
 import pyarrow as pa
+import regex
 from numpy.typing import NDArray
 
 from lmpipe.runtime import Runtime
@@ -32,14 +39,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DOCUMENTS_PER_WORKER = 10_000
-SKIPPED = np.uint32(1)  # combining marks, soft hyphens, joiners: as if they were not there
-ALONE = np.uint32(1 << 31)  # flag of a character that is a word by itself
+SKIPPED = np.uint32(1)  # accents, soft hyphens, joiners: as if they were not there
+CODE = np.uint32((1 << 21) - 1)  # the folded letter within an entry of the table; flags lie above
+LIGATURE = np.uint32(1 << 27)  # up to three ASCII letters, 7 bits each, in place of the letter
+NEGATES = np.uint32(1 << 28)  # a sign that is punctuation unless `=` or a letter follows
+JOINS = np.uint32(1 << 29)  # a sign that is punctuation between two letters
+SIGN = np.uint32(1 << 30)  # an operator: a run of these is a word
+ALONE = np.uint32(1 << 31)  # a character that is a word by itself
 _NO_SPACES = (  # scripts without spaces between words
     (0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3005, 0x3007), (0x3040, 0x30FF),
     (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF),
 )  # fmt: skip
+_ASCII_SIGNS = "#%&*/@^!-"  # with + < = > | ~ and $, which Unicode classes as such
+_OPTIONAL_MARKS = regex.compile(  # of scripts that are read without them
+    r"[\p{Inherited}\p{Common}\p{Latin}\p{Greek}\p{Cyrillic}\p{Hebrew}\p{Arabic}\p{Syriac}]"
+)
+_NUKTA = 7  # combining class of the dot that many writers leave out
+_BLANK_LETTERS = "\u115f\u1160\u3164\uffa0"  # Hangul fillers: letters that show nothing
 _HANGUL = range(0xAC00, 0xD7A4)  # syllables: their decomposition into letters is not wanted
 
+_NONE, _LETTERS, _ALONE, _SIGNS = range(4)  # kinds of words
 _K1 = np.uint64(0x9E3779B185EBCA87)
 _K2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _K3 = np.uint64(0x165667B19E3779F9)
@@ -84,20 +103,25 @@ class Words:
         return np.diff(self.offsets)
 
 
-def hash_words(texts: Sequence[str] | pa.Array | pa.ChunkedArray) -> Words:
+def hash_words(
+    texts: Sequence[str] | pa.Array | pa.ChunkedArray, fold: NDArray[np.uint32] | None = None
+) -> Words:
     """Split texts into folded words and hash them. Nulls count as empty texts.
 
-    Cost: one pass; memory 24 bytes a word, reserved for half of the texts' bytes.
+    Args:
+        fold: what each character counts as; by default `fold_table`.
+
+    Cost: one pass; memory 24 bytes a word, reserved (and not touched) for each of the texts' bytes.
     """
     data, ends = utf8(texts)
-    total = int(ends[-1] - ends[0])
-    room = (total + len(ends)) // 2 + 1  # a word and its separator, or a lone character: >= 2 bytes
+    room = int(ends[-1] - ends[0]) + 1  # `a+b` is three words
     hashes = np.empty(room, np.uint64)
     starts = np.empty(room, np.int64)
     stops = np.empty(room, np.int64)
     offsets = np.zeros(len(ends), np.int64)
     digests = np.empty((len(ends) - 1, 2), np.uint64)
-    count = _hash_words(data, ends, fold_table(), hashes, starts, stops, offsets, digests)
+    fold = fold_table() if fold is None else fold
+    count = _hash_words(data, ends, fold, hashes, starts, stops, offsets, digests)
     return Words(
         hashes[:count].copy(), starts[:count].copy(), stops[:count].copy(), offsets, digests
     )
@@ -156,27 +180,64 @@ def enough_workers(runtime: Runtime, num_documents: int) -> Runtime:
 
 @functools.cache
 def fold_table() -> NDArray[np.uint32]:
-    """Map each code point to its folded letter; 0 separates words. Cost: 0.2 s once a process."""
+    """Map each code point to its folded letter and flags; 0 separates.
+
+    Cost: 0.3 s once a process.
+    """
     table = np.zeros(sys.maxunicode + 1, np.uint32)
     for first, last in _NO_SPACES:
         for code in range(first, last + 1):
-            if chr(code).isalnum():
+            if chr(code).isalnum() or _is_vowel_sign(chr(code)):
                 table[code] = code | int(ALONE)
     table[_HANGUL.start : _HANGUL.stop] = np.arange(_HANGUL.start, _HANGUL.stop)
     for code in range(0x20000):
         if table[code] == 0 and not 0xD800 <= code < 0xF900:
             table[code] = _fold(chr(code))
+    table[[ord(letter) for letter in _BLANK_LETTERS]] = SKIPPED
+    table[0xE0000:0xE1000] = SKIPPED  # tags and variation selectors
+    table.flags.writeable = False
     return table
+
+
+def _is_vowel_sign(character: str) -> bool:
+    if unicodedata.category(character) not in ("Mn", "Mc"):
+        return False
+    is_optional = bool(_OPTIONAL_MARKS.match(character))
+    return not is_optional and unicodedata.combining(character) != _NUKTA
 
 
 def _fold(character: str) -> int:
     category = unicodedata.category(character)
-    if category in ("Mn", "Me", "Cf"):
-        return int(SKIPPED)
-    if not character.isalnum() and category != "Mc":
+    if category in ("Mn", "Me", "Mc", "Cf"):
+        return ord(character) if _is_vowel_sign(character) else int(SKIPPED)
+    if not character.isalnum():
+        return _fold_sign(character)
+    plain = unicodedata.normalize("NFKD", character).lower()
+    letters = "".join(c for c in plain if not unicodedata.category(c).startswith("M"))
+    if len(letters) == 1 and letters.isalnum():
+        return ord(character if _is_raised_digit(character) else letters)
+    if letters.isascii() and letters.isalpha() and len(letters) <= 3:
+        return int(LIGATURE) | sum(ord(c) << 7 * n for n, c in enumerate(letters))
+    return ord(character)  # ½ is not 1
+
+
+def _fold_sign(character: str) -> int:
+    plain = unicodedata.normalize("NFKC", character)
+    plain = plain if len(plain) == 1 else character
+    if plain in "-\u2010":
+        return ord("-") | int(SIGN | JOINS)
+    if plain == "\u2013":  # –5 is typeset so; elsewhere it is a dash
+        return ord("-") | int(SIGN | NEGATES)
+    if plain == "\u2212":
+        return ord("-") | int(SIGN)
+    if unicodedata.category(character) not in ("Sm", "Sc") and plain not in _ASCII_SIGNS:
         return 0
-    plain = unicodedata.normalize("NFKD", character)[0].lower()
-    return ord(plain[0] if plain[0].isalnum() else character)
+    special = {"/": JOINS, "!": NEGATES}.get(plain, np.uint32(0))
+    return ord(plain) | int(SIGN | special)
+
+
+def _is_raised_digit(character: str) -> bool:
+    return unicodedata.decomposition(character).startswith("<super>") and character.isdigit()
 
 
 def utf8(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -237,40 +298,68 @@ def _hash_words(
     for text in range(len(ends) - 1):
         first, last = ends[text], ends[text + 1]
         one, two, word = _K1, _K3, _K3
-        inside, was_alone = False, False
-        at, after = first, first
+        kind, letter = _NONE, np.uint32(0)  # of the word in work: its kind, and its last letter
+        at = first
         while at <= last:
-            if inside and not was_alone:  # the plain case: an ASCII letter within a word
+            if kind == _LETTERS:  # the plain case: an ASCII letter within a word
                 while at < last and data[at] < 0x80:
                     folded = fold[data[at]]
-                    if folded <= SKIPPED or folded >= ALONE:
+                    if folded <= SKIPPED or folded > CODE:
                         break
                     word = _step(word, np.uint64(folded), _K1, np.uint64(29))
                     at += 1
+                if data[at - 1] < 0x80:
+                    letter = fold[data[at - 1]]
             folded = np.uint32(0)  # the end of the text separates too
             after = at + 1
             if at < last:
                 code, after = _decode(data, at, last)
                 folded = fold[code] if code < len(fold) else np.uint32(0)
-            alone = bool(folded >= ALONE)
-            if inside and (folded == 0 or alone or (was_alone and folded != SKIPPED)):
+                if folded & (JOINS | NEGATES):
+                    following = np.uint32(0)
+                    if after < last:
+                        following = fold[_decode(data, after, last)[0]]
+                    if not _is_operator(
+                        folded, letter if kind == _LETTERS else np.uint32(0), following
+                    ):
+                        folded = np.uint32(0)
+            if folded == SKIPPED:
+                at = after
+                continue
+            new = _NONE if folded == 0 else _LETTERS
+            new = _ALONE if folded & ALONE else _SIGNS if folded & SIGN else new
+            if kind != _NONE and (new != kind or kind == _ALONE):
                 word = mix(word)
                 hashes[count] = word
+                stops[count] = at - first
                 one = _step(one, word, _K1, np.uint64(31))
                 two = _step(two, word, _K3, np.uint64(23))
-                stops[count] = at - first
                 count += 1
-                inside = False
-            if folded > SKIPPED:
-                if not inside:
-                    word, inside = _K3, True
+            if new != _NONE:
+                if new != kind or kind == _ALONE:
+                    word = _K3
                     starts[count] = at - first
-                word = _step(word, np.uint64(folded), _K1, np.uint64(29))
-                was_alone = alone
+                letter = folded & CODE
+                if folded & LIGATURE:
+                    while letter > 0x7F:
+                        word = _step(word, np.uint64(letter & 0x7F), _K1, np.uint64(29))
+                        letter >>= np.uint32(7)
+                word = _step(word, np.uint64(letter), _K1, np.uint64(29))
+            kind = new
             at = after
         digests[text, 0], digests[text, 1] = mix(one), mix(two)
         offsets[text + 1] = count
     return count
+
+
+@compiled
+def _is_operator(folded: np.uint32, letter: np.uint32, following: np.uint32) -> bool:
+    """Tell a sign from punctuation by the letter before it, if any, and the character after it."""
+    follows = (following & CODE) > SKIPPED and not following & SIGN
+    if folded & NEGATES:
+        return (following & CODE) == 61 or (letter == 0 and follows)
+    joined = letter > 57 and follows and ((following & CODE) > 57 or (following & CODE) < 48)
+    return not joined
 
 
 @compiled

@@ -95,3 +95,70 @@ def test_search_outgrows_its_first_room():
     words = hash_words(["a " * 5000])
     wanted = ngram_hashes(hash_words(["a"]), 1)[0]
     assert len(find_ngrams(words, np.array([1]), wanted, hash_filter(wanted))) == 5000
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("a + b", "a - b"),
+        ("a+b", "a-b+"),
+        ("a - b", "a b"),
+        ("a * b", "a / b"),
+        ("written in C++", "written in C#"),
+        ("written in C", "written in C#"),
+        ("−5 degrees", "5 degrees"),
+        ("-5 degrees", "5 degrees"),
+        ("–5 degrees", "5 degrees"),
+        ("x = -y", "x = y"),
+        ("i++", "i--"),
+        ("a == b", "a = b"),
+        ("a != b", "a = b"),
+        ("a!=b", "a=b"),
+        ("if (!ready)", "if (ready)"),
+        ("a && b", "a || b"),
+        ("a <= b", "a < b"),
+        ("x ∈ A ∪ B", "x ∈ A ∩ B"),
+        ("3 × 4", "3 ÷ 4"),
+        ("x² and 10⁵", "x2 and 105"),
+        ("½ cup", "1 cup"),
+        ("1/2", "1 2"),
+        ("5 %", "5"),
+        ("$5", "€5"),
+        ("कुल", "केल"),
+        ("कल", "कल्"),
+        ("কলা", "কলি"),
+        ("தலை", "தலி"),
+        ("ที่", "ทู่"),
+        ("ပါ", "ပိ"),
+        ("ﬁt", "ﬂt"),
+    ],
+)
+def test_operators_signs_and_vowel_signs_count(one: str, two: str):
+    first, second = hash_words([one]), hash_words([two])
+    assert first.hashes.tolist() != second.hashes.tolist()
+    assert (first.digests != second.digests).any()
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("well-known and/or so", "Well known and or so"),
+        ("Wow! It works!!", "wow it works"),
+        ("ﬁne ﬂow", "fine flow"),
+        ("हिन्दी क़लम", "हिन्दी कलम"),
+        ("שָׁלוֹם", "שלום"),
+        ("a − b", "a - b"),
+        ("a − b", "a － b"),
+        ("now – or never — so 2–3", "now or never, so 2 3"),
+        ("＋１", "+1"),
+        ("zero\u200bwidth \U000e0041x", "zerowidth x"),
+    ],
+)
+def test_hyphens_ligatures_points_and_other_forms_of_a_sign_do_not_count(one: str, two: str):
+    assert hash_words([one]).digests.tolist() == hash_words([two]).digests.tolist()
+
+
+def test_a_run_of_operators_is_a_word_and_its_bytes_are_known():
+    assert spans("i+=1; C++ कुल") == ["i", "+=", "1", "C", "++", "कुल"]
+    assert spans("ที่") == ["ท", "ี", "่"]
+    assert spans("cafe\u0301!") == ["cafe\u0301"]
