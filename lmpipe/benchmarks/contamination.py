@@ -31,8 +31,8 @@ UNREPORTED = "unreported"
 Flag = Literal["clean", "dirty", "unsure", "unchecked", "unknown"]
 
 LIMIT_DESCRIPTION = (
-    "Largest share of the training documents that may hold evaluation items, by the report of "
-    "decontaminate; data over it are refused."
+    "Largest share of the training documents that may hold evaluation items, unsure ones among "
+    "them, by the report of decontaminate; data over it are refused."
 )
 ACCEPT_DESCRIPTION = (
     "Benchmarks whose items the data may hold all the same, by name; `unreported` accepts data "
@@ -63,6 +63,7 @@ class ContaminationRecord(BaseModel):
     reports: tuple[str, ...] = Field((), description="Artifacts that the reports lie in.")
     documents: int = 0
     contaminated_documents: int = 0
+    unsure_documents: int = Field(0, description="Documents with isolated n-grams of an item.")
     accepted: tuple[str, ...] = Field((), description="What was accepted by name.")
     benchmarks: dict[str, BenchmarkRecord] = Field(default_factory=dict)
 
@@ -70,6 +71,16 @@ class ContaminationRecord(BaseModel):
     def contaminated_fraction(self) -> float:
         """Share of the documents that hold an item."""
         return self.contaminated_documents / max(1, self.documents)
+
+    @property
+    def suspect_fraction(self) -> float:
+        """Share of the documents that hold an item or may do so: what the gate counts."""
+        return self.suspect_documents / max(1, self.documents)
+
+    @property
+    def suspect_documents(self) -> int:
+        """Documents that hold an item, or isolated n-grams of one that many others hold."""
+        return self.contaminated_documents + self.unsure_documents
 
     def flag(self, benchmark: str, item: int, sha256: str) -> Flag:
         """Say what is known of one item.
@@ -94,6 +105,7 @@ class ContaminationRecord(BaseModel):
         return {
             "reported": self.reported,
             "contaminated_fraction": self.contaminated_fraction,
+            "suspect_fraction": self.suspect_fraction,
             "accepted": list(self.accepted),
             "dirty_items": {name: len(b.dirty) for name, b in sorted(self.benchmarks.items())},
         }
@@ -126,6 +138,7 @@ def parse_report(report: dict[str, Any], where: str) -> ContaminationRecord:
             reports=(where,),
             documents=report["documents"],
             contaminated_documents=report["contaminated_documents"],
+            unsure_documents=report.get("unsure_documents", _most_unsure(report)),
             benchmarks=benchmarks,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -133,6 +146,12 @@ def parse_report(report: dict[str, Any], where: str) -> ContaminationRecord:
             f"{where} is no contamination report of this version ({error!r}); "
             "build decontaminate again"
         ) from error
+
+
+def _most_unsure(report: dict[str, Any]) -> int:
+    """Return the least number of unsure documents, for reports from before they were counted."""
+    rows = [row["unsure"].values() for row in report["benchmarks"].values()]
+    return max((entry.get("documents", 0) for row in rows for entry in row), default=0)
 
 
 def record_of(artifact: Artifact) -> ContaminationRecord:
@@ -192,6 +211,7 @@ def merge(records: Iterable[ContaminationRecord]) -> ContaminationRecord:
         reports=_union(part.reports for part in parts),
         documents=sum(part.documents for part in parts),
         contaminated_documents=sum(part.contaminated_documents for part in parts),
+        unsure_documents=sum(part.unsure_documents for part in parts),
         accepted=_union(part.accepted for part in parts),
         benchmarks=benchmarks,
     )
@@ -214,17 +234,18 @@ def check(
                 f" Run decontaminate on them, or name it: {key}=[{UNREPORTED}]"
             )
         used.append(UNREPORTED)
-    dirty = {name: b for name, b in sorted(record.benchmarks.items()) if b.dirty}
-    fraction = record.contaminated_fraction
+    dirty = {name: b for name, b in sorted(record.benchmarks.items()) if b.dirty or b.unsure}
+    fraction = record.suspect_fraction
     if fraction > limit:
         refused = [name for name in dirty if name not in accepted]
         if refused:
             counts = ", ".join(
-                f"{name} ({len(dirty[name].dirty)} items in {dirty[name].documents} documents)"
+                f"{name} ({len(dirty[name].dirty)} items in {dirty[name].documents} documents, "
+                f"{len(dirty[name].unsure)} unsure)"
                 for name in refused
             )
             raise InputError(
-                f"{stage} refuses contaminated data: {record.contaminated_documents} of "
+                f"{stage} refuses contaminated data: {record.suspect_documents} of "
                 f"{record.documents} documents ({fraction:.2%}, over "
                 f"{stage}.max_contaminated_fraction={limit:g}) hold items of {counts}. Let "
                 f"decontaminate.remove take them out, or accept them by name: "

@@ -11,15 +11,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
+from lmpipe.curation.look_alikes import hash_look_alikes
 from lmpipe.curation.ngram_index import NgramIndex
-from lmpipe.curation.word_hashes import hash_words
 from lmpipe.documents.ledger import removal
 
 if TYPE_CHECKING:
     from lmpipe.curation.decontaminate import DecontaminateConfig
 
-# One row for each occurrence of an indexed n-gram: document, n-gram, bytes of the text.
-HIT = np.dtype([("document", "<i8"), ("gram", "<i8"), ("start", "<i8"), ("end", "<i8")])
+# One row for each occurrence of an indexed n-gram: document, n-gram, bytes of the text. Part p of
+# an item that a document nearly holds has one row too, with -1 - p for the n-gram and its share.
+HIT = np.dtype(
+    [("document", "<i8"), ("gram", "<i8"), ("start", "<i8"), ("end", "<i8"), ("share", "<f8")]
+)
+LEAKED_SHARE = 0.5  # a document that holds so much of an item does so by no common phrase
 OVERLAP_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -43,7 +47,7 @@ class Flag:
     Attributes:
         document: number over all shards.
         part: number of the item's text in the index that the document holds most of.
-        share: share of that text's n-grams that the document holds, boilerplate not counted.
+        share: share of that text's n-grams that the document holds, the template's not counted.
         shares: the same of each of the item's texts that the document holds any of, by label.
         spans: bytes of the document's text that hold any of the item's texts, merged.
     """
@@ -63,14 +67,14 @@ class Findings:
         index: the items' n-grams.
         bounds: shard number i holds documents `bounds[i]:bounds[i + 1]`.
         flags: sorted by document, best match first.
-        boilerplate: a part of each item that only boilerplate or template met, with the number of
-            documents of its most frequent n-gram.
+        boilerplate: a part of each item that isolated boilerplate or template met, with the
+            documents that hold it and are not flagged by the item.
     """
 
     index: NgramIndex
     bounds: NDArray[np.int64]
     flags: list[Flag]
-    boilerplate: dict[int, int]
+    boilerplate: dict[int, tuple[int, ...]]
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row a benchmark."""
@@ -103,11 +107,25 @@ class Findings:
 
 def scan_texts(index: NgramIndex, texts: Any, first: int) -> NDArray[Any]:
     """Return the occurrences of indexed n-grams in a batch whose first document has a number."""
-    hits = index.scan(hash_words(texts))
-    rows = np.empty(len(hits.texts), HIT)
+    words = hash_look_alikes(texts)
+    hits = index.scan(words)
+    rows = np.zeros(len(hits.texts), HIT)
     rows["document"], rows["gram"] = hits.texts + first, hits.grams
     rows["start"], rows["end"] = hits.starts, hits.ends
-    return rows
+    near = np.array(
+        [
+            (
+                match.text + first,
+                -1 - match.part,
+                words.starts[match.first],
+                words.ends[match.after - 1],
+                match.share,
+            )
+            for match in index.near.scan(words)
+        ],
+        HIT,
+    )
+    return np.concatenate([rows, near])
 
 
 def decide(
@@ -132,41 +150,79 @@ def decide(
 
 def flag_documents(
     hits: NDArray[Any], index: NgramIndex, config: "DecontaminateConfig"
-) -> tuple[list[Flag], dict[int, int]]:
-    """Return the flags, and the parts that only boilerplate met."""
-    pairs = np.unique(hits[["document", "gram"]])
+) -> tuple[list[Flag], dict[int, tuple[int, ...]]]:
+    """Return the flags, and the parts that isolated boilerplate met with the documents.
+
+    An n-gram of many documents counts where it is not isolated: with LEAKED_SHARE of the item's.
+    """
+    exact = hits[hits["gram"] >= 0]
+    pairs = np.unique(exact[["document", "gram"]])
     num_documents = np.bincount(pairs["gram"], minlength=len(index.grams))
-    counts = index.num_owning_items <= config.template_items
+    own = index.num_owning_items <= config.template_items
+    rare = own.copy()
     if config.boilerplate_documents:
-        counts &= num_documents <= config.boilerplate_documents
-    found: dict[tuple[int, int], int] = {}
-    boilerplate: dict[str, tuple[int, int]] = {}
+        rare &= num_documents <= config.boilerplate_documents
+    num_own = index.num_grams_among(own)
+    held: dict[tuple[int, int], list[int]] = {}  # n-grams of its own, and the rare among them
     for document, gram in pairs.tolist():
         for part in index.owners_of(gram).tolist():
-            if counts[gram]:
-                found[document, part] = found.get((document, part), 0) + 1
-            else:
-                most = max(
-                    boilerplate.get(index.parts[part].item.name, (0, 0))[1], num_documents[gram]
-                )
-                boilerplate[index.parts[part].item.name] = (part, int(most))
+            counts = held.setdefault((document, part), [0, 0])
+            counts[0] += bool(own[gram])
+            counts[1] += bool(rare[gram])
     best: dict[tuple[int, str], tuple[float, int]] = {}
     shares: dict[tuple[int, str], dict[str, float]] = {}
-    for (document, part), number in found.items():
-        share = number / index.parts[part].num_grams
+    for (document, part), (num_held, num_rare) in held.items():
+        if not num_held:
+            continue
+        share = num_held / int(num_own[part])
         item = (document, index.parts[part].item.name)
         shares.setdefault(item, {})[index.parts[part].label] = share
-        if share >= config.min_share and (share, -part) > best.get(item, (-1.0, 0)):
+        counts_here = share >= config.min_share and (num_rare or share >= LEAKED_SHARE)
+        if counts_here and (share, -part) > best.get(item, (-1.0, 0)):
             best[item] = (share, -part)
-    spans = _spans(hits[counts[hits["gram"]]], index, best.keys())
+    spans = _spans(exact[own[exact["gram"]]], index, best.keys())
+    _add_near(hits[hits["gram"] < 0], index, config, best, shares, spans)
     flags = [
         Flag(document, -part, share, shares[document, item], spans[document, item])
         for (document, item), (share, part) in best.items()
     ]
     flags.sort(key=lambda flag: (flag.document, -flag.share, flag.part))
-    flagged = {index.parts[flag.part].item.name for flag in flags}
-    unflagged = (most for item, most in sorted(boilerplate.items()) if item not in flagged)
-    return flags, dict(unflagged)
+    return flags, _isolated(held, index, best.keys())
+
+
+def _add_near(
+    near: NDArray[Any],
+    index: NgramIndex,
+    config: "DecontaminateConfig",
+    best: dict[tuple[int, str], tuple[float, int]],
+    shares: dict[tuple[int, str], dict[str, float]],
+    spans: dict[tuple[int, str], tuple[tuple[int, int], ...]],
+) -> None:
+    """Add the items that documents hold with typing errors, where nothing flagged them as it is."""
+    flagged = set(best)
+    for document, number, start, end, share in np.sort(near, order=["share", "document"]).tolist():
+        part = index.parts[-1 - number]
+        item = (document, part.item.name)
+        if share >= config.min_share and item not in flagged:  # the best of its parts comes last
+            best[item] = (share, 1 + number)
+            shares[item] = {**shares.get(item, {}), part.label: share}
+            spans[item] = ((start, end),)
+
+
+def _isolated(
+    held: dict[tuple[int, int], list[int]], index: NgramIndex, flagged: Collection[tuple[int, str]]
+) -> dict[int, tuple[int, ...]]:
+    """Return a part of each item that was met without a flag, and the documents.
+
+    The template alone says nothing of an item that other documents were flagged by.
+    """
+    everywhere = {item for _, item in flagged}
+    found: dict[str, tuple[int, set[int]]] = {}
+    for (document, part), (num_held, _) in held.items():
+        item = index.parts[part].item.name
+        if (document, item) not in flagged and (num_held or item not in everywhere):
+            found.setdefault(item, (part, set()))[1].add(document)
+    return {part: tuple(sorted(documents)) for _, (part, documents) in sorted(found.items())}
 
 
 def _spans(
@@ -174,7 +230,7 @@ def _spans(
 ) -> dict[tuple[int, str], tuple[tuple[int, int], ...]]:
     """Return the merged bytes, in order, where each wanted document holds each wanted item."""
     merged: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for document, gram, start, end in np.sort(hits, order=["document", "start"]).tolist():
+    for document, gram, start, end, _ in np.sort(hits, order=["document", "start"]).tolist():
         for item in {index.parts[part].item.name for part in index.owners_of(gram).tolist()}:
             if (document, item) not in wanted:
                 continue
@@ -194,8 +250,9 @@ def report(
 ) -> dict[str, Any]:
     """Return what training and evaluation need to know, benchmark by benchmark.
 
-    An item is `found` if a document held it, and `dirty` if a document still does, `unsure` if only
-    boilerplate met it, `unchecked` if it is too short to be looked for; else it is clean.
+    An item is `found` if a document held it, and `dirty` if a document still does, `unsure` if
+    isolated boilerplate or the template met it elsewhere, `unchecked` if it is too short to be
+    looked for; else it is clean.
 
     Args:
         remaining: the flagged documents that were neither removed nor cut.
@@ -231,13 +288,17 @@ def report(
         benchmark["dirty"] = sorted(
             int(number) for number, entry in benchmark["found"].items() if entry["remaining"]
         )
-    for part, most in findings.boilerplate.items():
+    unsure: set[int] = set()
+    for part, documents in findings.boilerplate.items():
         item = parts[part].item
-        benchmarks[item.benchmark]["unsure"][str(item.index)] = {"documents": most}
+        benchmarks[item.benchmark]["unsure"][str(item.index)] = {"documents": len(documents)}
+        unsure.update(documents)
+    flagged = {flag.document for flag in findings.flags}
     return {
         "documents": int(findings.bounds[-1]),
-        "flagged_documents": len({flag.document for flag in findings.flags}),
+        "flagged_documents": len(flagged),
         "contaminated_documents": len(remaining),
+        "unsure_documents": len(unsure - flagged),
         "benchmarks": benchmarks,
     }
 
@@ -321,7 +382,7 @@ class Remover:
         spans = merge_spans([tuple(span) for flag in flags for span in flag["spans"]])
         cut = cut_lines if self._config.remove == "paragraph" else cut_spans
         rest = cut(text, spans)
-        few = hash_words([rest]).counts[0] < max(1, self._config.min_remaining_words)
+        few = hash_look_alikes([rest]).counts[0] < max(1, self._config.min_remaining_words)
         return ("removed", "") if few else ("cut", rest)
 
     def _note(

@@ -20,8 +20,8 @@ import numpy as np
 
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.contamination import flag_documents, scan_texts
+from lmpipe.curation.look_alikes import hash_look_alikes
 from lmpipe.curation.ngram_index import NgramIndex, Part
-from lmpipe.curation.word_hashes import hash_words
 from lmpipe.documents.read import read_documents
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run_control(index: NgramIndex, config: "DecontaminateConfig", texts: Sequenc
 
 
 def _innocent(index: NgramIndex, texts: Sequence[str]) -> list[str]:
-    hits = index.scan(hash_words(texts))
+    hits = index.scan(hash_look_alikes(texts))
     own = set(hits.texts.tolist())
     return [text for number, text in enumerate(texts) if number not in own and text.strip()]
 
@@ -127,7 +127,7 @@ def _templates(index: NgramIndex, config: "DecontaminateConfig") -> list[str]:
     grams = np.flatnonzero(index.num_owning_items > config.template_items)
     for gram in grams[:: max(1, len(grams) // MAX_NEGATIVES)][:MAX_NEGATIVES].tolist():
         text = _text_of(index.parts[int(index.owners_of(gram)[0])])
-        hits = index.scan(hash_words([text]))
+        hits = index.scan(hash_look_alikes([text]))
         at = int(np.flatnonzero(hits.grams == gram)[0])
         found.append(text.encode()[hits.starts[at] : hits.ends[at]].decode())
     return found

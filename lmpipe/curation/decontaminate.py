@@ -1,14 +1,17 @@
 """decontaminate: no training text may hold an evaluation item.
 
 A document is flagged by an item if it holds any of the item's word n-grams (13 by default, as for
-GPT-3), or the whole of an item that is shorter than that. Case, accents, punctuation and blanks do
-not count. What would flag innocent documents is left out, and said so in the report:
+GPT-3), or the whole of an item that is shorter than that, or most of the item with typing errors
+(near_items.py, which says what still gets past). Case, accents, punctuation, blanks and which of
+two letters that look alike (look_alikes.py) do not count. What would flag innocent documents is
+left out, and said so in the report:
 
 - items with fewer than `min_item_words` words, which ordinary language repeats by chance;
 - n-grams of more than `template_items` items: a benchmark's own template, not one item;
-- n-grams of more than `boilerplate_documents` training documents: boilerplate, famous quotations.
-  The price is that an item leaked that often would pass, so such items are listed under
-  `boilerplate` in contamination.json for a human to look at, and dedup comes before this stage.
+- isolated n-grams of more than `boilerplate_documents` training documents: boilerplate, famous
+  quotations. A document that holds half of an item's n-grams is flagged however many others do,
+  so an item leaked everywhere is found, and an item that is itself boilerplate flags every copy.
+  What isolated n-grams met is `unsure` in contamination.json, and the gate counts it.
 
 Flagged documents are removed, or lose the lines or the spans that hold an item, or are reported
 and stay. Each leaves its evidence in `overlaps/`: which item, which share of it, which bytes.
@@ -64,7 +67,10 @@ class DecontaminateConfig(StageConfig):
         8, ge=1, description="N-grams of more items than this are a template and flag nothing."
     )
     boilerplate_documents: int = Field(
-        10, ge=0, description="N-grams of more documents than this flag nothing; 0: no such limit."
+        10,
+        ge=0,
+        description="N-grams of more documents than this flag nothing unless a document holds half "
+        "of the item's; 0: no such limit.",
     )
     remove: Literal["document", "paragraph", "span", "nothing"] = Field(
         "document",

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmpipe.benchmarks.items import EvalItem
-from lmpipe.curation.word_hashes import Words, find_ngrams, hash_filter, hash_words, ngram_hashes
+from lmpipe.curation.look_alikes import hash_look_alikes
+from lmpipe.curation.near_items import MIN_WORDS, NearIndex
+from lmpipe.curation.word_hashes import Words, find_ngrams, hash_filter, ngram_hashes
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,13 @@ class NgramIndex:
     Attributes:
         parts: every text of every item, those too short to be checked included.
         grams: sorted distinct n-gram hashes; an n-gram's number is its place here.
+        near: the shorter n-grams of long texts, for items with typing errors.
         owners: [pairs, 2] of n-gram number and part number, sorted.
     """
 
     def __init__(self, items: Sequence[EvalItem], ngram: int, min_words: int) -> None:
         texts = [(item, label, text) for item in items for label, text in item.contaminating]
-        words = hash_words([text for _, _, text in texts])
+        words = hash_look_alikes([text for _, _, text in texts])
         counts = words.counts
         least = np.array([ngram if label == "answer" else min_words for _, label, _ in texts])
         lengths = np.where(counts >= least, np.minimum(counts, ngram), 0)
@@ -93,6 +96,11 @@ class NgramIndex:
             for (item, label, _), count, number in zip(texts, counts, num_grams, strict=True)
         ]
         self._filter = hash_filter(self.grams)
+        long = (lengths > 0) & (counts >= max(ngram, MIN_WORDS))
+        asked = {item.name for (item, label, _), is_long in zip(texts, long, strict=True)
+                 if is_long and label == "question"}  # fmt: skip
+        alone = [label != "item" or item.name not in asked for item, label, _ in texts]
+        self.near = NearIndex(words, np.flatnonzero(long & np.array(alone, np.bool)))
 
     def owners_of(self, gram: int) -> NDArray[np.int64]:
         """Return the numbers of the parts that hold an n-gram."""
@@ -109,6 +117,11 @@ class NgramIndex:
         items = np.array([numbers.setdefault(p.item.name, len(numbers)) for p in self.parts])
         pairs = np.unique(np.stack([self.owners[:, 0], items[self.owners[:, 1]]], axis=1), axis=0)
         return np.bincount(pairs[:, 0], minlength=len(self.grams)).astype(np.int64)
+
+    def num_grams_among(self, chosen: NDArray[np.bool]) -> NDArray[np.int64]:
+        """Return how many of the chosen n-grams each part has."""
+        parts = self.owners[chosen[self.owners[:, 0]], 1]
+        return np.bincount(parts, minlength=len(self.parts)).astype(np.int64)
 
     def scan(self, words: Words) -> Hits:
         """Find every indexed n-gram in a batch of texts, in order of text and place."""

@@ -73,12 +73,11 @@ def _is_stable(data: NDArray[np.uint8], at: int, end: int) -> bool:
     """
     first, second = data[at], data[min(at + 1, end - 1)]
     if first == 0xE3:
-        return (
-            not (second == 0x82 and data[min(at + 2, end - 1)] in (0x99, 0x9A)) and second != 0x80
-        )
+        voices = second == 0x82 and data[min(at + 2, end - 1)] in (0x99, 0x9A)
+        return bool(second != 0x80 and not voices)
     if first == 0xE2:
-        return second <= 0x82
-    return first == 0xD0 or first == 0xD1 or 0xE4 <= first <= 0xE9
+        return bool(second <= 0x82)
+    return bool(first == 0xD0 or first == 0xD1 or 0xE4 <= first <= 0xE9)
 
 
 @compiled
@@ -98,10 +97,10 @@ def _digest(
             if byte <= _SPACE or byte >= 0x80:
                 blank = _blank_size(data, at, end)
                 if blank:
-                    waiting = size > np.uint64(0)
+                    waiting = bool(size > np.uint64(0))
                     at += blank
                     continue
-                is_plain &= byte < 0xCC or _is_stable(data, at, end)
+                is_plain = is_plain and (bool(byte < 0xCC) or _is_stable(data, at, end))
             if waiting:
                 waiting = False
                 packed = (packed << np.uint64(8)) | np.uint64(_SPACE)

@@ -357,9 +357,9 @@ def _is_operator(folded: np.uint32, letter: np.uint32, following: np.uint32) -> 
     """Tell a sign from punctuation by the letter before it, if any, and the character after it."""
     follows = (following & CODE) > SKIPPED and not following & SIGN
     if folded & NEGATES:
-        return (following & CODE) == 61 or (letter == 0 and follows)
+        return bool((following & CODE) == 61 or (letter == 0 and follows))
     joined = letter > 57 and follows and ((following & CODE) > 57 or (following & CODE) < 48)
-    return not joined
+    return bool(not joined)
 
 
 @compiled

@@ -97,6 +97,22 @@ def test_clean_data_pass_through_later_stages(store: Store):
     assert record.summary()["dirty_items"] == {"blimp": 0, "gsm": 0}
 
 
+def test_unsure_documents_count_at_the_gate_and_are_accepted_by_name():
+    row = {"items": 10, "found": {}, "dirty": [], "unsure": {"7": {"documents": 12}},
+           "unchecked": [], "sha256": LINES}  # fmt: skip
+    old = {"documents": 100, "contaminated_documents": 0, "benchmarks": {"gsm": row}}
+    for report, number in ((old, 12), (old | {"unsure_documents": 14}, 14)):
+        record = parse_report(report, "here")
+        assert (record.unsure_documents, record.suspect_fraction) == (number, number / 100)
+        with pytest.raises(
+            InputError, match=rf"{number} of 100 doc.*gsm \(0 items in 0 .*1 unsure"
+        ):
+            check(record, 0.0, (), "pretrain")
+        assert check(record, number / 100, (), "pretrain").accepted == ()
+        assert check(record, 0.0, ("gsm",), "pretrain").accepted == ("gsm",)
+        assert merge([record, record]).unsure_documents == 2 * number
+
+
 def test_data_without_a_report_are_refused_unless_named(store: Store):
     shards = shards_of(store, -1)
     with pytest.raises(InputError, match=r"without a contamination report: reported/.*unreported"):

@@ -18,6 +18,7 @@ from lmpipe.errors import InputError
 from tests.curation.conftest import Workbench
 from tests.curation.given import given, id_of, kept, removed, shards
 
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 VOCABULARY = [f"term{number}" for number in range(3000)]
 QUESTION = (
     "Janet's ducks lay sixteen eggs per day and she eats three for breakfast every morning while "
@@ -115,21 +116,112 @@ def test_cuts_only_the_lines_that_hold_an_item(bench: Workbench):
     assert result.metrics["cut"] == 2
 
 
-def test_boilerplate_flags_nothing_and_is_reported(bench: Workbench):
-    texts = {str(n): f"{prose(n)} {QUESTION} {prose(100 + n)}" for n in range(12)}
+def test_isolated_boilerplate_flags_nothing_and_is_reported(bench: Workbench):
+    phrase = " ".join(QUESTION.split()[4:17])
+    texts = {str(n): f"{prose(n)} {phrase} {prose(100 + n)}" for n in range(12)}
     texts["leak"] = f"{prose(50)} {ANSWER}"
     result = run(bench, [texts])
     assert set(removed(result)) == {id_of("leak")}
-    warnings = [e["message"] for e in bench.events if e.get("level") == "warning"]
-    assert not any("boilerplate" in w for w in warnings)  # its item is flagged through the answer
     del texts["leak"]
     result = run(bench, [texts])
     assert removed(result) == {}
-    report = result.read_json("contamination.json")["benchmarks"]["gsm"]
-    assert report["unsure"]["0"]["documents"] == 12
+    report = result.read_json("contamination.json")
+    assert report["benchmarks"]["gsm"]["unsure"]["0"]["documents"] == 12
+    assert (report["contaminated_documents"], report["unsure_documents"]) == (0, 12)
     assert "1 items of gsm occur and flag nothing" in str(bench.events)
     everything = run(bench, [texts | {"clean": prose(60)}], boilerplate_documents=0)
     assert set(kept(everything)) == {id_of("clean")}
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 40])
+def test_an_item_leaked_however_often_is_found_in_every_copy(bench: Workbench, count: int):
+    leaks = {f"leak{n}": f"{prose(n)} {QUESTION} {prose(100 + n)}" for n in range(count)}
+    short = {f"short{n}": f"{prose(200 + n)} {PAIR[0]} {prose(300 + n)}" for n in range(count)}
+    half = {
+        f"half{n}": f"{prose(400 + n)} {' '.join(QUESTION.split()[:22])} {prose(500 + n)}"
+        for n in range(count)
+    }
+    result = run(bench, [leaks | short | half | {"clean": prose(60)}])
+    assert set(kept(result)) == {id_of("clean")}
+    report = result.read_json("contamination.json")
+    assert report["flagged_documents"] == 3 * count and report["unsure_documents"] == 0
+
+
+LATIN = "aceopxyABCEHKMOPTXijsAEIKMNOTXYopv"
+ALIKE = "асеорхуАВСЕНКМОРТХіјѕΑΕΙΚΜΝΟΤΧΥορν"
+DISGUISES = {
+    "letters": lambda text: text.translate(str.maketrans(LATIN, ALIKE)),
+    "full width": lambda text: "".join(
+        chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text
+    ),
+    "mathematical": lambda text: "".join(
+        chr(0x1D41A + ord(c) - 97) if "a" <= c <= "z" else c for c in text
+    ),
+    "zero width": lambda text: "\u200b".join(text.replace(" ", " \ufeff")),
+    "soft hyphens": lambda text: text.replace("e", "e\u00ad"),
+    "joiners": lambda text: text.replace("a", "a\u2060\u200d\u034f"),
+    "digits": lambda text: text.translate(str.maketrans("oil", "011")),
+    "strokes": lambda text: text.translate(str.maketrans("lodt", "łøđŧ")),
+}
+
+
+@pytest.mark.parametrize("disguise", sorted(DISGUISES))
+def test_an_item_in_letters_that_look_alike_is_found(bench: Workbench, disguise: str):
+    change = DISGUISES[disguise]
+    assert change(QUESTION) != QUESTION
+    texts = {
+        "question": f"{prose(1)} {change(QUESTION)} {prose(2)}",
+        "pair": f"{prose(3)} {change(PAIR[0])} {prose(4)}",
+        "clean": change(prose(5)),
+    }
+    assert set(kept(run(bench, [texts]))) == {id_of("clean")}
+
+
+def test_items_of_other_scripts_are_found_in_either_case_and_told_apart(bench: Workbench):
+    greek = "Στην πόλη αυτή ο ήλιος ανατέλλει κάθε πρωί πάνω από τη θάλασσα και νωρίς το βράδυ δύει"
+    russian = "Мой дядя самых честных правил когда не в шутку занемог он уважать себя заставил и"
+    source = bench.files("other", other__jsonl=lines({"text": greek}, {"text": russian}))
+    texts = {
+        "greek": f"{prose(1)} {greek.upper()}",
+        "russian": f"{prose(2)} {russian.upper()}",
+        "words": " ".join(sorted(russian.split())),
+    }
+    documents = bench.run(given, shards(texts))
+    result = bench.run(decontaminate, DecontaminateConfig(), documents, source)
+    assert set(kept(result)) == {id_of("words")}
+
+
+def mistyped(text: str, every: int, seed: int = 0) -> str:
+    """Change one letter in each run of so many words."""
+    rng, words = random.Random(seed), text.split()
+    for first in range(0, len(words), every):
+        place = min(len(words) - 1, first + rng.randrange(every))
+        at = rng.randrange(len(words[place]))
+        words[place] = words[place][:at] + rng.choice("bdfgkq") + words[place][at + 1 :]
+    return " ".join(words)
+
+
+def test_items_with_typing_errors_are_found_and_quotations_are_not(bench: Workbench):
+    rows = [json.loads(row) for row in (GSM8K / "test.jsonl").read_text().splitlines()][:40]
+    source = bench.files("gsm", gsm8k__jsonl=lines(*rows))
+    questions = [str(row["question"]) for row in rows]
+    wrong = {f"wrong{n}": f"{prose(n)} {mistyped(q, 8, n)}" for n, q in enumerate(questions)}
+    quoted = {
+        f"quoted{n}": f"{prose(n)} {' '.join(q.split()[3:12])} {prose(n + 1)}"
+        for n, q in enumerate(questions)
+    }
+    result = bench.run(
+        decontaminate,
+        DecontaminateConfig(),
+        bench.run(given, shards({**wrong, **quoted, "clean": prose(99)})),
+        source,
+    )
+    gone = removed(result)
+    assert not set(gone) & {id_of(key) for key in quoted}
+    assert len(gone) >= 38
+    for number in range(40):
+        if id_of(f"wrong{number}") in gone:
+            assert gone[id_of(f"wrong{number}")]["reasons"] == [f"gsm8k:{number}"]
 
 
 def items(*questions: str) -> list[EvalItem]:
@@ -291,9 +383,6 @@ def test_a_lost_positive_control_raises_an_alarm_and_stops(bench: Workbench, mon
     assert alarm["values"] == {"planted": 4, "lost": 1}
 
 
-GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
-
-
 def gsm8k(split: str) -> list[str]:
     rows = map(json.loads, (GSM8K / f"{split}.jsonl").read_text().splitlines())
     return [f"{row['question']}\n{row['answer']}" for row in rows]
@@ -338,21 +427,22 @@ def labels(name: str) -> dict[int, str]:
 def test_in_real_pages_the_leaked_items_are_found_and_no_innocent_one(bench: Workbench):
     result, found = labelled_run(bench)
     leaked = {(document, item) for item, document in labels("leaked").items()}
-    assert len(leaked) == 16 and found == leaked  # precision and recall 1 on 16 and 39 items
+    # a whole item in over ten documents is a leak or is boilerplate itself: nothing tells which
+    everywhere = set(labels("boilerplate"))
+    assert len(leaked) == 16 and {pair for pair in found if pair[1] not in everywhere} == leaked
+    assert {item for _, item in found} == {item for _, item in leaked} | everywhere
     report = result.read_json("contamination.json")["benchmarks"]["real"]
-    assert report["dirty"] == sorted(labels("leaked"))
+    assert report["dirty"] == sorted([*labels("leaked"), *everywhere])
     assert report["unchecked"] == sorted(labels("short")) and len(report["unchecked"]) == 12
-    assert sorted(map(int, report["unsure"])) == sorted(labels("boilerplate"))
-    assert all(entry["documents"] > 10 for entry in report["unsure"].values())
+    assert all(report["found"][str(item)]["documents"] > 10 for item in everywhere)
     assert (len(labels("quoted")), len(labels("absent"))) == (12, 12)
     control = result.metrics["control"]
     assert control["recall"] == control["precision"] == 1 and control["negatives"] >= 12
 
 
 def test_in_real_pages_each_guard_spares_the_items_that_it_is_for(bench: Workbench):
-    leaked = {(document, item) for item, document in labels("leaked").items()}
+    _, leaked = labelled_run(bench)
     for options, spared in (
-        ({"boilerplate_documents": 0}, "boilerplate"),
         ({"min_item_words": 1}, "short"),
         ({"ngram": 12}, "quoted"),
     ):
