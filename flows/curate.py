@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from flows.checks import check_bounds, one_file
+from flows.pins import pin_source
 from flows.recipe import PipelineConfig
-from lmpipe.artifacts.source import SourceSpec, pin
+from lmpipe.artifacts.source import SourceSpec
 from lmpipe.artifacts.types import Artifact, Documents, Model, Source
 from tasks.curation import (
     decontaminate,
@@ -110,12 +110,12 @@ def bring_in(
     spec: SourceSpec,
     check: Callable[[str, list[str]], None] | None = None,
 ) -> Source:
-    """Return a source, its files pinned as they are now.
+    """Return a source, its files pinned as they are now, or were if they are away.
 
     Args:
         check: takes the source's and the files' names; raises what its reader would.
     """
-    pinned = pin(name, spec, Path(recipe.base))
+    pinned = pin_source(recipe, name, spec)
     if check is not None:
         check(name, [file.name for file in pinned.config.files])
     return source.pinned(pinned)

@@ -1,14 +1,13 @@
 """Checkpoints to scores with standard errors."""
 
 from functools import partial
-from pathlib import Path
 
 from flows.align import align
 from flows.checks import task_files
 from flows.curate import benchmarks
+from flows.pins import pin_source
 from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
-from lmpipe.artifacts.source import pin
 from lmpipe.artifacts.types import Checkpoint, Scores
 from tasks import evaluation
 
@@ -21,7 +20,7 @@ def evaluate(recipe: PipelineConfig, checkpoints: list[Checkpoint] | None = None
         base = pretrain(recipe)
         checkpoints = [base, *align(recipe, base)]
     tasks, spec = recipe.evaluate.tasks, recipe.sources.benchmarks
-    files = [file.name for file in pin("benchmarks", spec, Path(recipe.base)).config.files]
+    files = [file.name for file in pin_source(recipe, "benchmarks", spec).config.files]
     items, check = benchmarks(recipe), partial(task_files, tasks, files)
     return [
         evaluation.evaluate(recipe.evaluate, checkpoint, items, label=kind, check=check)

@@ -335,10 +335,11 @@ def _anchor(raw: dict[str, Any]) -> None:
         return
     for spec in [*sources.values(), *(sources.get("mixture") or {}).values()]:
         if isinstance(spec, dict) and isinstance(spec.get("paths"), list):
-            spec["paths"] = [_anchored(path, str(raw["base"])) for path in spec["paths"]]
+            spec["paths"] = [anchored(path, str(raw["base"])) for path in spec["paths"]]
 
 
-def _anchored(path: Any, base: str) -> Any:
+def anchored(path: Any, base: str) -> Any:
+    """Return a source's path or list as an absolute one, URLs as they are."""
     if not isinstance(path, str) or "://" in path:
         return path
     is_list = path.startswith("@")

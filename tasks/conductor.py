@@ -42,6 +42,8 @@ class Call(Generic[A]):
     name: str
     runtime: dict[str, Any] = field(default_factory=dict)
     check: Callable[[], None] | None = field(default=None, compare=False)
+    recalled: str = ""  # of a source: why its files are those of an earlier run
+    absent: str = ""  # of a source: why nobody can read them now
 
 
 class Conductor(Protocol):
@@ -149,4 +151,4 @@ class SourceTask(StageTask[Source]):
         """Return the source artifact of pinned files."""
         runtime = {"locations": pinned.locations, "copy_sources": pinned.copy_files}
         call = Call(self.stage, self.policy, pinned.config, (), pinned.config.name, runtime)
-        return self._call(call)
+        return self._call(replace(call, recalled=pinned.recalled, absent=pinned.absent))

@@ -63,6 +63,7 @@ class Planner:
         self._allowed = allowed
         self._here = here
         self.looked: list[tuple[Call[Any], Inputs]] = []
+        self._absent: dict[str, str] = {}  # why the files of a source cannot be read, by its id
         self.steps: list[Step] = []
 
     def call(self, call: Call[A]) -> A:
@@ -70,11 +71,25 @@ class Planner:
         bound = bind_planned(call)
         waiting = [i for i in flat(bound) if isinstance(i, Planned)]
         result = self._below(call, bound, waiting) if waiting else self._look(call, bound)
+        if unreadable := self._unreadable(call, bound, result):
+            result = self._planned(call, "REFUSED", unreadable, "", None)
         step = result.step if isinstance(result, Planned) else self._hit(call, result)
+        if call.absent and isinstance(result, Artifact):
+            self._absent[result.id] = f"{call.name}: {call.absent}"
         self.steps.append(step)
         if step.status in ("RUN", "PENDING"):
             self._check(call, bound)
         return cast(A, result)
+
+    def _unreadable(self, call: Call[Any], bound: Inputs, result: Artifact | Planned) -> str:
+        """Say why a step that is to be built could not read a source, or nothing."""
+        is_built = isinstance(result, Planned) and result.step.status in ("RUN", "PENDING")
+        absent = [self._absent[i.id] for i in flat(bound) if getattr(i, "id", "") in self._absent]
+        if call.absent:
+            absent.append(f"{call.name}: {call.absent}")
+        if not is_built or not absent:
+            return ""
+        return f"{call.name} has to read files that are away: {'; '.join(absent)}"
 
     def _check(self, call: Call[Any], bound: Inputs) -> None:
         """Raise ConfigError for what the stage would refuse when its turn comes."""
@@ -165,7 +180,7 @@ class Planner:
         if adopted := found.manifest.adopted:
             fields = ", ".join(adopted.fields)
             rows = f"adopted from {adopted.id[:12]} but for {fields}" + f"; {rows}" * bool(rows)
-        return Step(call.name, call.stage.name, "HIT", rows, found.id, seconds)
+        return Step(call.name, call.stage.name, "HIT", call.recalled or rows, found.id, seconds)
 
     def _why_new(self, call: Call[Any], bound: Inputs) -> str:
         relative = nearest(self._settings.store, call.stage, call.config, bound)

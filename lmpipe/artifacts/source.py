@@ -68,13 +68,19 @@ class SourceSpec(BaseModel):
 
 
 class PinnedSource(BaseModel):
-    """A source ready to be built: identity and place apart."""
+    """A source ready to be built: identity and place apart.
+
+    `recalled` says why the files were taken from a record in place of a look at them, and `absent`
+    why their bytes cannot be read either; empty: they were looked at.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     config: SourceConfig
     locations: dict[str, str]
     copy_files: bool
+    absent: str = ""
+    recalled: str = ""
 
 
 def pin(name: str, spec: SourceSpec, base: Path) -> PinnedSource:
