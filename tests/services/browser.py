@@ -40,6 +40,16 @@ class Browser:
         """Go to a page."""
         self.driver.get(url)
 
+    def log_in(self, url: str, auth_string: str) -> None:
+        """Open a page of a server's and give it the auth string that it asks for."""
+        self.open(url)
+        self.wait_for_text("Login")
+        field = self.find("input")
+        field.send_keys(auth_string)
+        assert field.get_property("value") == auth_string
+        field.send_keys(Keys.ENTER)
+        self.find("a", "Deployments")
+
     def find(
         self, selector: str, text: str = "", *, within: WebElement | None = None
     ) -> WebElement:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from selenium.webdriver.common.keys import Keys
 
 from tests.services.browser import Browser, browser
 from tests.services.prefect_server import PrefectServer
@@ -22,13 +21,7 @@ def ui(
 ) -> Iterator[Browser]:
     """A browser that has logged in with the server's auth string."""
     with browser(tmp_path_factory.mktemp("browser")) as opened:
-        opened.open(page(deployed, "dashboard"))
-        opened.wait_for_text("Login")
-        field = opened.find("input")
-        field.send_keys(deployed.auth_string)
-        assert field.get_property("value") == deployed.auth_string
-        field.send_keys(Keys.ENTER)
-        opened.find("a", "Deployments")
+        opened.log_in(page(deployed, "dashboard"), deployed.auth_string)
         yield opened
 
 
