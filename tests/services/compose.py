@@ -63,7 +63,38 @@ class Compose(PrefectServer):
     def up(self) -> None:
         """Start all services; compose itself waits for those that others depend on."""
         self.compose("up", "--detach")
-        wait_until(self._worker_answers, timeout_seconds=90, what="the worker's health check")
+        self.wait_until_well(timeout_seconds=90)
+
+    def start_in_reverse(self) -> None:
+        """Start the stopped containers one by one, what others need last, as a booting host may."""
+        for service in ("worker-cpu", "services", "server", "seaweedfs", "redis", "postgres"):
+            self.engine.docker("start", self.container(service))
+
+    def wait_until_well(self, timeout_seconds: float) -> None:
+        """Return once the worker answers and no service of the server's is dead."""
+        wait_until(
+            self._worker_answers, timeout_seconds=timeout_seconds, what="the worker's health"
+        )
+        wait_until(
+            lambda: self.health("services") == "healthy",
+            timeout_seconds=timeout_seconds,
+            what="the health of the server's services",
+            every_seconds=1,
+        )
+
+    def container(self, service: str) -> str:
+        """Return the name of a service's container."""
+        return f"{self.project}_{service}_1"
+
+    def health(self, service: str) -> str:
+        """Return what a container's health check says: starting, healthy or unhealthy."""
+        show = "--format={{.State.Health.Status}}"
+        return self.engine.docker("inspect", show, self.container(service)).strip()
+
+    def requeued(self, run: str) -> bool:
+        """Whether the server has queued a crashed run again."""
+        states = self.request("GET", f"/flow_run_states/?flow_run_id={run}")
+        return "AwaitingRetry" in [state["name"] for state in states]
 
     def _worker_answers(self) -> bool:
         try:

@@ -33,10 +33,21 @@ def _clean_environment(home: Path) -> dict[str, str]:
 
 
 class PrefectServer:
-    """`prefect server start` on SQLite, or on PostgreSQL with Redis as in production."""
+    """`prefect server start` on SQLite, or on PostgreSQL with Redis as in production.
+
+    Args:
+        services: whether it runs the server's services too; docker/compose.yaml has them apart.
+        prefects_own: whether it is started by Prefect's own command, else by that of `lmpipe up`.
+    """
 
     def __init__(
-        self, folder: Path, *, postgres: Postgres | None = None, redis: Redis | None = None
+        self,
+        folder: Path,
+        *,
+        postgres: Postgres | None = None,
+        redis: Redis | None = None,
+        services: bool = True,
+        prefects_own: bool = True,
     ) -> None:
         self.folder = folder
         self.port = free_port()
@@ -54,10 +65,15 @@ class PrefectServer:
             environment["PREFECT_API_DATABASE_CONNECTION_URL"] = database
         if redis is not None:
             environment |= redis_settings(redis.url(0), docket_url=redis.url(1))
+        self.server_environment = environment
         options = ["--host", "127.0.0.1", "--port", str(self.port)]
+        options += [] if services else ["--no-services"]
         self.process = ServiceProcess(
             "prefect-server",
-            [sys.executable, "-m", "prefect", "server", "start", *options],
+            [
+                *(sys.executable, "-m", "prefect" if prefects_own else "flows.sqlite_server"),
+                *("server", "start", *options),
+            ],
             folder,
             environment=environment,
         )
