@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -22,45 +23,106 @@ from lmpipe.runtime.processes import describe_exit, end_trees
 
 SERVER_START_SECONDS = 180.0  # a fresh home migrates its database for 55 s
 GRACE_SECONDS = 40.0  # a worker ends its runs: Prefect grants those 30 s
+FIRST_PAUSE_SECONDS = 1.0  # before a worker that ended is started again; doubles each time
+LONGEST_PAUSE_SECONDS = 60.0
+STEADY_SECONDS = 120.0  # a worker that ran so long may try again at once
 AUTH_FILE = "lmpipe-auth-string"
+
+
+@dataclass
+class Child:
+    """A command that runs, or waits to be started again.
+
+    Args:
+        is_worker: whether it is started again when it has ended; its runs end by themselves.
+        num_ends: how often in a row it has ended soon.
+        due: when it is started, in monotonic seconds, where it does not run.
+    """
+
+    command: list[str]
+    environment: Mapping[str, str]
+    is_worker: bool
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    num_ends: int = 0
+    due: float = 0.0
 
 
 class Children:
     """Processes of ours that end together: by `end`, or by the keeper when we are killed by -9."""
 
-    def __init__(self) -> None:
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._children: dict[str, Child] = {}
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "flows.stack"], stdin=subprocess.PIPE, start_new_session=True
         )
 
-    def start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+    def start(
+        self, name: str, command: list[str], environment: Mapping[str, str], is_worker: bool = False
+    ) -> None:
         """Start a Python command in a session of its own: Ctrl-C reaches us alone."""
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            env=dict(environment),
+        self._children[name] = Child(command, dict(environment), is_worker)
+        self._start(self._children[name])
+
+    def _start(self, child: Child) -> None:
+        child.started = time.monotonic()
+        child.process = subprocess.Popen(
+            [sys.executable, *child.command],
+            env=dict(child.environment),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._running[name] = process
+        self._tell_keeper(child.process.pid)
+
+    def _tell_keeper(self, pid: int) -> None:
         assert self._keeper.stdin is not None
-        self._keeper.stdin.write(f"{process.pid}\n".encode())
+        self._keeper.stdin.write(f"{pid}\n".encode())
         self._keeper.stdin.flush()
 
     def check(self) -> None:
-        """Raise if one has ended."""
-        for name, process in self._running.items():
-            if process.poll() is not None:
-                raise LmpipeError(f"{name} ended with {describe_exit(process.returncode)}")
+        """Start a worker that has ended again, after a pause that doubles while it keeps ending.
+
+        Raises:
+            LmpipeError: the server has ended; nobody can work without it.
+        """
+        for name, child in self._children.items():
+            if child.process is None:
+                if time.monotonic() >= child.due:
+                    self._start(child)
+            elif child.process.poll() is not None:
+                how = f"{name} ended with {describe_exit(child.process.returncode)}"
+                if not child.is_worker:
+                    raise LmpipeError(how)
+                self._put_off(name, child, how)
+
+    def _put_off(self, name: str, child: Child, how: str) -> None:
+        assert child.process is not None
+        self._tell_keeper(-child.process.pid)  # the id may become another process's
+        child.process = None
+        now = time.monotonic()
+        if now - child.started > STEADY_SECONDS:
+            child.num_ends = 0
+        pause = min(FIRST_PAUSE_SECONDS * 2**child.num_ends, LONGEST_PAUSE_SECONDS)
+        child.num_ends += 1
+        child.due = now + pause
+        self._console.print(
+            f"{how}; the server goes on, {name} is started again in {pause:g} s",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
     def end(self) -> list[str]:
         """End all, the newest first: a worker still needs the server to report its runs."""
         ended = []
-        for name, process in reversed(self._running.items()):
-            ended += end_trees([process.pid], GRACE_SECONDS, names={process.pid: name})
-            process.wait()
+        for name, child in reversed(self._children.items()):
+            if child.process is not None:
+                pid = child.process.pid
+                ended += end_trees([pid], GRACE_SECONDS, names={pid: name})
+                child.process.wait()
         self._keeper.kill()
-        self._keeper.wait()
+        self._keeper.communicate()
         return ended
 
 
@@ -69,8 +131,16 @@ def keep(pids: Iterable[str]) -> None:
 
     Runs in a process of its own with the stack's end of a pipe as its input. The kernel's own order
     to a child (PR_SET_PDEATHSIG) was the alternative: it kills a worker and not the worker's runs.
+
+    Args:
+        pids: of processes that were started; with a minus, of those that have ended since.
     """
-    trees = [int(pid) for pid in pids]
+    trees: dict[int, None] = {}
+    for pid in map(int, pids):
+        if pid > 0:
+            trees[pid] = None
+        else:
+            trees.pop(-pid, None)
     end_trees(trees, GRACE_SECONDS)
 
 
@@ -78,7 +148,8 @@ def up(console: Console, port: int, store: str) -> None:
     """Run a server with our deployments and a worker until someone ends it.
 
     Everything queued runs here: GPU deployments go to `gpu-process` where there is a GPU, else to
-    the CPU worker. The database is Prefect's SQLite. docker/compose.yaml is the shared stack, on
+    the CPU worker; one that ends is started again. The database is Prefect's SQLite, unless
+    PREFECT_API_DATABASE_CONNECTION_URL names another. docker/compose.yaml is the shared stack, on
     PostgreSQL, Redis and S3.
     """
     _require_free(port)
@@ -92,16 +163,26 @@ def up(console: Console, port: int, store: str) -> None:
     signal.signal(signal.SIGTERM, _exit)
     # A shell starts what it runs in the background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    children = Children()
+    children = Children(console)
     try:
-        server = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        server = [
+            "-m",
+            "flows.sqlite_server",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         children.start("server", server, environment | server_environment)
         _wait_for(f"{url}/api/health", children)
         deploy = [sys.executable, "-m", "flows.cli", "deploy", "--gpu-pool", gpu_pool]
         if subprocess.run([*deploy, "--store", store], env=environment).returncode != 0:
             raise LmpipeError("the deployments could not be registered")
         for pool in dict.fromkeys(["cpu", gpu_pool]):
-            children.start(f"{pool} worker", ["-m", "flows.cli", "worker", pool], environment)
+            worker = ["-m", "flows.cli", "worker", pool]
+            children.start(f"{pool} worker", worker, environment, is_worker=True)
         console.print(_how_to_use(url, secret), highlight=False, markup=False, soft_wrap=True)
         while True:
             children.check()
@@ -140,7 +221,9 @@ def _how_to_use(url: str, secret: Path) -> str:
 the UI asks once for what stands in {secret}
 in another terminal:
     export {exports}
-    lmpipe run demo --remote"""
+    lmpipe run demo --remote
+its database is SQLite, in which one writes at a time: right for one person and a few runs at once;
+forms that take seconds to submit call for PostgreSQL, which docker/compose.yaml brings"""
 
 
 def _require_free(port: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.services.prefect_server import PrefectServer
 from tests.services.processes import ServiceProcess, descendants, free_port, wait_until
+from tests.stack.submissions import measure
 
 
 class Laptop(PrefectServer):
@@ -95,6 +96,28 @@ def test_what_it_prints_queues_a_run_that_its_worker_completes(
         timeout_seconds=120,
         what="the artifact of the queued run",
     )
+
+
+def test_forms_submitted_at_once_while_runs_write_are_all_taken(laptop: Laptop) -> None:
+    """By Prefect's own command half of such a number is refused: "database is locked"."""
+    laptop.create_pool("idle")
+    taken, sent = measure(laptop, num_clients=8)
+    assert taken == sent == 40
+
+
+def test_a_worker_killed_by_9_is_started_again_and_the_server_goes_on(laptop: Laptop) -> None:
+    children = psutil.Process(laptop.process.pid).children()
+    (worker,) = [process for process in children if "worker" in process.cmdline()]
+    (server,) = [process for process in children if "server" in process.cmdline()]
+    worker.kill()
+    wait_until(
+        lambda: "cpu worker is started again" in laptop.process.log_path.read_text(),
+        timeout_seconds=20,
+        what="word of it on the screen",
+    )
+    greet = laptop.create_deployment("tests/stack/sample_flows.py:greet", pool="cpu")
+    assert laptop.wait_for(laptop.submit(greet)) == "COMPLETED"
+    assert server.is_running()
 
 
 def test_sigterm_ends_all_its_processes(laptop: Laptop) -> None:
