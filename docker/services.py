@@ -1,10 +1,10 @@
 """Run the services of Prefect's server, and end once one of them has died.
 
 `prefect server services start` starts its services and looks at none of them again. One that
-raises, because the database is away or not migrated yet, leaves a process that looks alive and
-automations that never act: no crashed run is queued again. A server process of our own that awaits
-the services was the alternative; it would rest on Prefect's inner functions, and see none that
-hangs. What they leave in Redis tells of both:
+raises, because the database is away, slow to connect or not migrated yet, leaves a process that
+looks alive and automations that never act: no crashed run is queued again. A server process of our
+own that awaits the services was the alternative; it would rest on Prefect's inner functions, and
+see none that hangs. What they leave in Redis tells of both:
 
 - a service that reads events has a consumer group, and what waits in it is read;
 - a worker of the docket (scheduler, late runs, proactive automations) reports every two seconds.

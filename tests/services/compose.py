@@ -63,7 +63,7 @@ class Compose(PrefectServer):
     def up(self) -> None:
         """Start all services; compose itself waits for those that others depend on."""
         self.compose("up", "--detach")
-        self.wait_until_well(timeout_seconds=90)
+        self.wait_until_well(timeout_seconds=240)  # services that died are started again in 90 s
 
     def start_in_reverse(self) -> None:
         """Start the stopped containers one by one, what others need last, as a booting host may."""

@@ -61,7 +61,11 @@ def start_once(stack: Compose, number: int) -> bool:
     try:
         stack.up()
         up = time.monotonic() - began
-        print(f"{number}: up in {up:.0f} s, {crash_and_go_on(stack)}", flush=True)
+        again = stack.engine.docker(
+            "inspect", "--format={{.RestartCount}}", stack.container("services")
+        ).strip()
+        told = f"{number}: up in {up:.0f} s, services started again {again} times"
+        print(f"{told}, {crash_and_go_on(stack)}", flush=True)
         return True
     except (TimeoutError, RuntimeError) as error:
         print(f"{number}: {error}", flush=True)
