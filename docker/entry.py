@@ -71,6 +71,11 @@ def own_folder(shared: Path) -> Path:
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared))
     _lock(made)
     os.close(gate)
+    # Copies of remote objects outlive their container: they hold locks of their own
+    # (lmpipe/artifacts/local_copies.py), and the next run reads them again.
+    copies = f"lmpipe-copies-{os.getuid()}"
+    (shared / copies).mkdir(mode=0o700, exist_ok=True)
+    (made / copies).symlink_to(shared / copies)
     return made
 
 

@@ -97,7 +97,7 @@ def test_a_stop_ends_the_worker_in_order_and_leaves_nothing_in_scratch(
     wait_until(lambda: not container.process.running, timeout_seconds=30, what="the end")
     psutil.wait_procs(family, timeout=10)
     assert not any(process.is_running() for process in family)
-    assert not [path for path in scratch.iterdir() if path.is_dir()]
+    assert not list(scratch.glob("container-*/"))
 
 
 def test_scratch_of_a_container_that_is_gone_is_deleted_and_of_a_living_one_kept(
@@ -116,6 +116,15 @@ def test_scratch_of_a_container_that_is_gone_is_deleted_and_of_a_living_one_kept
         assert f"deleted {dead.temporary}" in next_one.process.log_tail()
     finally:
         next_one.process.stop()
+
+
+def test_copies_of_remote_objects_outlive_their_container(tmp_path: Path) -> None:
+    keep = "from lmpipe.artifacts.local_copies import folder"
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    for name in ("first", "second"):
+        put = f"{keep}; import pathlib; (pathlib.Path(folder('shard')) / {name!r}).touch()"
+        subprocess.run([*ENTRY, sys.executable, "-c", put], env=environment, check=True, timeout=60)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} >= {"first", "second"}
 
 
 @pytest.mark.parametrize("code", [0, 3])
