@@ -71,7 +71,8 @@ class Compose(PrefectServer):
             self.engine.docker("start", self.container(service))
 
     def wait_until_well(self, timeout_seconds: float) -> None:
-        """Return once the worker answers and no service of the server's is dead."""
+        """Return once server and worker answer and no service of the server's is dead."""
+        wait_until(self.healthy, timeout_seconds=timeout_seconds, what="an answer of the API")
         wait_until(
             self._worker_answers, timeout_seconds=timeout_seconds, what="the worker's health"
         )
