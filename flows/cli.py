@@ -77,9 +77,11 @@ def run(
     from flows.run import plan_run
 
     if remote:
-        from flows.remote import submit_rerun
+        from flows.remote import hindrances, submit_rerun
 
         print(submit_rerun(flow, loaded, selection, approve))
+        for reason in hindrances(flow):
+            print(f"it waits: {reason}", file=sys.stderr)
         return
     plan_run(flow, loaded, selection)  # a bad selection or wiring stops here, before any server
     _prepare_prefect()

@@ -14,16 +14,18 @@ from typing import Any
 import yaml
 
 from flows.automations import crash_zombies, notify, requeue_crashed
+from flows.form import form
 from flows.notifications import find_channels
 from flows.prefect_api import Json, PrefectApi
-from flows.recipe import INSTALLATION, PipelineConfig, load_recipe
-from flows.remote import GPU_LIMIT, deployed_parameters, require_server
+from flows.recipe import INSTALLATION
+from flows.remote import GPU_LIMIT, require_server
+from flows.waiting import online_workers
 from lmpipe.errors import ConfigError
 from lmpipe.runtime.devices import num_gpus
-from tasks.selection import Selection
 
 FILE = INSTALLATION / "deployments" / "prefect.yaml"
 STEP = "prefect.deployments.steps.set_working_directory"
+TAG = "lmpipe"  # on every deployment of the file
 TEMPLATE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")
 POOL_TEXTS = {
     "process": "Runs are processes on the worker's machine.",
@@ -47,6 +49,7 @@ class Site:
         requeues: how often a crashed run is queued again.
         webhook_block: name of a block that is notified; empty: our own, if its URL is known.
         slack_block: likewise.
+        prune: whether deployments of ours that the file no longer has are removed.
     """
 
     folder: Path = INSTALLATION
@@ -60,14 +63,24 @@ class Site:
     requeues: int = 2
     webhook_block: str = ""
     slack_block: str = ""
+    prune: bool = False
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """What deploy did: the changes, none the second time, and the blocks that are notified."""
+    """What deploy did, and what it found.
+
+    Args:
+        changes: what was changed; nothing the second time.
+        notified: the blocks that are notified.
+        left: deployments of ours that the file no longer has.
+        unattended: pools without a worker, each with the deployments whose runs wait for one.
+    """
 
     changes: list[str]
     notified: list[str]
+    left: list[str]
+    unattended: dict[str, list[str]]
 
 
 def deploy(site: Site) -> Deployed:
@@ -88,13 +101,21 @@ def deploy(site: Site) -> Deployed:
             api.pool(name, kind, POOL_TEXTS[kind], _job_template(kind))
             api.queues(name, settings["queues"])
         api.limit(GPU_LIMIT, site.gpus, slots_at_first=max(1, num_gpus()))
+        used: dict[str, list[str]] = {}
         for entry in file["deployments"]:
             flow = entry["entrypoint"].rpartition(":")[2]
-            api.deployment(flow, deployment(entry, pools, site), _schedules(entry))
+            wanted = deployment(entry, pools, site)
+            api.deployment(flow, wanted, _schedules(entry))
+            used.setdefault(wanted["work_pool_name"], []).append(entry["name"])
+        names = {entry["name"] for entry in file["deployments"]}
+        left = api.other_deployments(TAG, names, site.prune)
         channels = find_channels(site.webhook_block, site.slack_block, api.changes)
         for automation in [crash_zombies(), requeue_crashed(site.requeues), *notify(channels)]:
             api.automation(automation)
-    return Deployed(api.changes, [channel.name for channel in channels])
+        unattended = {
+            pool: names for pool, names in used.items() if not online_workers(client, pool)
+        }
+    return Deployed(api.changes, [channel.name for channel in channels], left, unattended)
 
 
 def read_file(values: dict[str, str]) -> Json:
@@ -145,7 +166,7 @@ def deployment(entry: Json, pools: Json, site: Site) -> Json:
 
 
 def default_parameters(entry: Json, site: Site) -> Json:
-    """Return what a form opens with: the file's own values, else the default recipe.
+    """Return what a form opens with: the file's own values, and the site's store.
 
     An empty `store` among the file's values is the site's.
     """
@@ -153,22 +174,11 @@ def default_parameters(entry: Json, site: Site) -> Json:
         given: Json = dict(entry["parameters"])
         if given.get("store") == "":
             given["store"] = site.store
-        return given
-    recipe: PipelineConfig = load_recipe(site.recipe)
-    if site.store:
-        recipe = recipe.model_copy(
-            update={"store": recipe.store.model_copy(update={"root": site.store})}
-        )
-    return deployed_parameters(recipe, Selection())
-
-
-def form(entrypoint: str) -> Json:
-    """Return the schema of a flow's parameters, which is the form in the UI and is enforced."""
-    from flows import deployed
-
-    flow = getattr(deployed, entrypoint.rpartition(":")[2])
-    schema: Json = flow.parameters.model_dump(mode="json")
-    return schema
+    else:
+        given = {"recipe": site.recipe}
+    if "recipe" in given and site.store:
+        given["settings"] = {"store": {"root": site.store}}
+    return given
 
 
 def _schedules(entry: Json) -> list[Json]:

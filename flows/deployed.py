@@ -3,108 +3,70 @@
 Apart from the compositions because importing Prefect takes 3 s, and a plan must not wait for it.
 """
 
-from prefect import flow
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import Flow, flow
 from prefect.artifacts import create_table_artifact
 from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 
 from flows.maintenance import RunRetention, keep_house
+from flows.naming import name_of_this_run
 from flows.recipe import PipelineConfig, parse_recipe
-from flows.remote import FlowName, publish_plan, publish_steps, submit
+from flows.remote import FlowName, publish_plan, publish_steps, submit, with_gpu_limit
 from flows.run import Silent, execute, plan_run
 from flows.terminal import outcome
 from lmpipe.artifacts.retention import RetentionPolicy
+from lmpipe.errors import LmpipeError
 from tasks.plan import Step
 from tasks.selection import Selection
+from tasks.ui_words import in_ui_words, readable
 
 EVERYTHING = Selection()
+NO_SETTINGS: dict[str, Any] = {}
 OLD_RUNS = RunRetention()
 GARBAGE = RetentionPolicy()
 
 
-@flow(name="pipeline", flow_run_name="{recipe.name}", log_prints=True)
-def pipeline(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Raw crawl in, an aligned and evaluated model and a report out.
+def _part(name: str, what: str) -> Flow[[Selection, str, dict[str, Any]], None]:
+    """Return the flow of one part of the pipeline; all parts have the same form."""
+
+    def run(
+        selection: Selection = EVERYTHING,
+        recipe: str = "demo",
+        settings: dict[str, Any] = NO_SETTINGS,
+    ) -> None:
+        with _in_ui_words():
+            _run(name, parse_recipe(recipe, settings), selection)
+
+    run.__doc__ = f"""{what}
 
     Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
+        selection: which stages may be built; all empty: whatever is missing.
+        recipe: a recipe's name (demo), or a whole recipe as YAML, which may say `extends: demo`.
+        settings: what shall differ from the recipe, as JSON: {{"dedup": {{"rows": 4}}}}.
     """
-    _run("pipeline", recipe, selection)
+    return flow(name=name, flow_run_name=name_of_this_run, log_prints=True)(run)
 
 
-@flow(name="curate", flow_run_name="{recipe.name}", log_prints=True)
-def curate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """WARC files to clean documents.
-
-    Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
-    """
-    _run("curate", recipe, selection)
+pipeline = _part("pipeline", "Raw crawl in, an aligned and evaluated model and a report out.")
+curate = _part("curate", "WARC files to clean documents.")
+tokenize = _part("tokenize", "Clean documents to a tokenizer and token shards.")
+pretrain = _part("pretrain", "Token shards to a base model.")
+align = _part("align", "A base model to a chat model.")
+evaluate = _part("evaluate", "Checkpoints to scores.")
+scale = _part("scale", "A scaling sweep: small models, one fitted law, one prediction, a page.")
 
 
-@flow(name="tokenize", flow_run_name="{recipe.name}", log_prints=True)
-def tokenize(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Clean documents to a tokenizer and token shards.
-
-    Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
-    """
-    _run("tokenize", recipe, selection)
-
-
-@flow(name="pretrain", flow_run_name="{recipe.name}", log_prints=True)
-def pretrain(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Token shards to a base model.
-
-    Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
-    """
-    _run("pretrain", recipe, selection)
-
-
-@flow(name="align", flow_run_name="{recipe.name}", log_prints=True)
-def align(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """A base model to a chat model.
-
-    Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
-    """
-    _run("align", recipe, selection)
-
-
-@flow(name="evaluate", flow_run_name="{recipe.name}", log_prints=True)
-def evaluate(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """Checkpoints to scores.
-
-    Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
-    """
-    _run("evaluate", recipe, selection)
-
-
-@flow(name="scale", flow_run_name="{recipe.name}", log_prints=True)
-def scale(recipe: PipelineConfig, selection: Selection = EVERYTHING) -> None:
-    """A scaling sweep: a few small models, one fitted law, one prediction, and a page about them.
-
-    Args:
-        recipe: what to run, where artifacts lie, and how stages run.
-        selection: which stages may be built; empty: whatever is missing.
-    """
-    _run("scale", recipe, selection)
-
-
-@flow(name="rerun", flow_run_name="rerun-{flow}", log_prints=True)
+@flow(name="rerun", flow_run_name=name_of_this_run, log_prints=True)
 def rerun(
-    recipe: str = "demo",
     flow: FlowName = "pipeline",
     selection: Selection = EVERYTHING,
     approve: bool = False,
+    recipe: str = "demo",
+    settings: dict[str, Any] = NO_SETTINGS,
 ) -> None:
     """Publish what a run would do, wait for approval if asked to, and queue it.
 
@@ -114,20 +76,22 @@ def rerun(
     takes one run at a time would then wait for itself.
 
     Args:
-        recipe: a recipe's name (demo), or a whole recipe as YAML, which may say `extends: demo`.
         flow: which part of the pipeline.
         selection: which stages may be built, which are forced, and why.
         approve: suspend until someone resumes this run in the UI; to refuse, cancel it.
+        recipe: a recipe's name (demo), or a whole recipe as YAML, which may say `extends: demo`.
+        settings: what shall differ from the recipe, as JSON: {"dedup": {"rows": 4}}.
     """
-    loaded = parse_recipe(recipe)
-    steps = plan_run(flow, loaded, selection, here=False)  # on a machine of its deployment's pool
-    publish_plan(flow, loaded, selection, steps)
+    with _in_ui_words():
+        loaded = parse_recipe(recipe, settings)
+        steps = plan_run(flow, loaded, selection, here=False)  # its own pool's machine runs it
+        publish_plan(flow, loaded, selection, steps)
     if approve:
         suspend_flow_run(key="approval", timeout=7 * 24 * 3600)
     submit(flow, loaded, selection, asked_by=flow_run.get_id() or "")
 
 
-@flow(name="housekeeping", flow_run_name="housekeeping", log_prints=True)
+@flow(name="housekeeping", flow_run_name=name_of_this_run, log_prints=True)
 def housekeeping(
     runs: RunRetention = OLD_RUNS,
     store: str = "",
@@ -146,7 +110,9 @@ def housekeeping(
     verb = "would delete" if preview else "deleted"
     for row in rows:
         print(f"{verb} {row['deleted']} {row['what']}")
-    create_table_artifact(rows, key="housekeeping", description=f"What housekeeping {verb}")
+    create_table_artifact(
+        readable(rows), key="housekeeping", description=f"What housekeeping {verb}"
+    )
 
 
 class _Printed(Silent):
@@ -160,9 +126,19 @@ class _Printed(Silent):
         print(f"{step.status} {step.name} {outcome(step)} {step.artifact[:12]}".rstrip())
 
 
+@contextmanager
+def _in_ui_words() -> Iterator[None]:
+    """Say what goes wrong in the words of the form that the run came from."""
+    try:
+        yield
+    except LmpipeError as error:
+        raise type(error)(in_ui_words(str(error))) from error
+
+
 def _run(flow: str, recipe: PipelineConfig, selection: Selection) -> None:
     listener = _Printed()
     try:
-        execute(flow, recipe, selection, listener, flow_run.get_id() or "")
+        limited = with_gpu_limit(recipe)
+        execute(flow, limited, selection, listener, flow_run.get_id() or "")
     finally:
         publish_steps(flow, listener.steps)

@@ -16,6 +16,8 @@ from typing import Any
 
 from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 
+from flows.waiting import start_watch
+
 # No path of the machine (AWS_CA_BUNDLE, AWS_CONFIG_FILE): it is another one inside the container.
 STORE_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
@@ -56,4 +58,5 @@ with warnings.catch_warnings():
 if __name__ == "__main__":
     from prefect.cli import app
 
+    start_watch()
     app()

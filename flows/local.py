@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from prefect.runtime import flow_run
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import get_current_settings
 
+from flows.naming import describe, run_name
 from flows.recipe import PipelineConfig
 from flows.remote import in_short
 from flows.run import execute
@@ -44,7 +46,9 @@ def run_locally(
 ) -> list[Step]:
     """Run a composition as a flow run of the same name as its deployment has."""
 
-    @flow(name=name, flow_run_name=recipe.name, validate_parameters=False)
+    title = run_name(recipe.name, describe(name, selection), due=datetime.now(UTC))
+
+    @flow(name=name, flow_run_name=lambda: title, validate_parameters=False)
     def local(recipe: PipelineConfig, selection: Selection) -> list[Step]:
         """Run the whole recipe; its parameter is what the UI shows of it."""
         return execute(name, whole, selection, listener, flow_run.get_id() or "")

@@ -70,19 +70,56 @@ class PrefectApi:
                     different["work_queue_name"] = wanted["work_queue_name"]
                 self._write("PATCH", f"/deployments/{found['id']}", different)
                 self.changes.append(f"deployment {name}: {', '.join(different)}")
-        for schedule in schedules:
-            self._schedule(name, found, schedule)
+        self._schedules(name, found, schedules)
 
-    def _schedule(self, deployment: str, found: Json, wanted: Json) -> None:
-        name = f"schedule {deployment} {wanted['slug']}"
+    def _schedules(self, deployment: str, found: Json, wanted: list[Json]) -> None:
+        """Have the schedules wanted, and no other that has a slug; those made in the UI have none.
+
+        If one has gone and one is new it was renamed, and stays on if somebody has switched it on.
+        """
         path = f"/deployments/{found['id']}/schedules"
-        same = [s for s in found["schedules"] if s["slug"] == wanted["slug"]]
-        if not same:
-            self._write("POST", path, [wanted])
-            self.changes.append(f"{name}: created")
-        elif not _holds(wanted["schedule"], same[0]["schedule"]):
-            self._write("PATCH", f"{path}/{same[0]['id']}", {"schedule": wanted["schedule"]})
-            self.changes.append(f"{name}: {wanted['schedule']}")
+        there = {s["slug"]: s for s in found["schedules"] if s["slug"]}
+        slugs = [schedule["slug"] for schedule in wanted]
+        gone = [slug for slug in there if slug not in slugs]
+        new = [schedule for schedule in wanted if schedule["slug"] not in there]
+        if len(gone) == len(new) == 1:
+            (old,), (schedule,) = gone, new
+            self._change_schedule(path, there[old], schedule)
+            self._note_schedule(deployment, old, f"renamed to {schedule['slug']}", there[old])
+            gone, new = [], []
+        for slug in gone:
+            self._write("DELETE", f"{path}/{there[slug]['id']}", None)
+            self._note_schedule(deployment, slug, "removed", there[slug])
+        for schedule in new:
+            self._write("POST", path, [schedule])
+            self.changes.append(f"schedule {deployment} {schedule['slug']}: created")
+        for schedule in wanted:
+            same = there.get(schedule["slug"])
+            if same and not _holds(schedule["schedule"], same["schedule"]):
+                self._change_schedule(path, same, schedule)
+                self._note_schedule(deployment, schedule["slug"], str(schedule["schedule"]), same)
+
+    def _change_schedule(self, path: str, found: Json, wanted: Json) -> None:
+        """Write slug and times; without its parameters named, the server would empty them."""
+        body = {"slug": wanted["slug"], "schedule": wanted["schedule"]}
+        body["parameters"] = found["parameters"]
+        self._write("PATCH", f"{path}/{found['id']}", body)
+
+    def _note_schedule(self, deployment: str, slug: str, what: str, found: Json) -> None:
+        switch = "on" if found["active"] else "off"
+        tense = "was" if what == "removed" else "is"
+        self.changes.append(f"schedule {deployment} {slug}: {what} ({tense} switched {switch})")
+
+    def other_deployments(self, tag: str, names: set[str], prune: bool) -> list[str]:
+        """Return deployments with a tag whose names are not among those given, or remove them."""
+        body = {"deployments": {"tags": {"all_": [tag]}}}
+        others = [
+            d for d in self._write("POST", "/deployments/filter", body) if d["name"] not in names
+        ]
+        for other in others if prune else []:
+            self._write("DELETE", f"/deployments/{other['id']}", None)
+            self.changes.append(f"deployment {other['name']}: removed")
+        return [] if prune else [_with_schedules(other) for other in others]
 
     def automation(self, wanted: Json) -> None:
         """Have an automation, found by its name."""
@@ -108,8 +145,13 @@ class PrefectApi:
             return None
 
     def _write(self, method: Any, path: str, body: Any) -> Any:
-        response = self.client.request(method, path, json=body)
+        response = self.client.request(method, path, **({} if body is None else {"json": body}))
         return response.json() if response.content else None
+
+
+def _with_schedules(deployment: Json) -> str:
+    active = sum(schedule["active"] for schedule in deployment["schedules"])
+    return f"{deployment['name']} ({active} of its schedules switched on)"
 
 
 def _different(wanted: Json, actual: Json) -> Json:

@@ -201,6 +201,10 @@ class PipelineConfig(_Section):
             return self
         return self.model_copy(update={"base": base.relative_to(INSTALLATION).as_posix()})
 
+    def written(self) -> dict[str, Any]:
+        """Return the plain values that the recipe names, less those left at their defaults."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
     def settings(self) -> Settings:
         """Return where artifacts lie and how stages run."""
         return Settings(Store(self.store.root), self.runtime, self.stage_runtime)
@@ -222,16 +226,25 @@ def load_recipe(name: str, changes: list[str] | None = None) -> PipelineConfig:
     return check_recipe(raw, str(path))
 
 
-def parse_recipe(text: str) -> PipelineConfig:
+def parse_recipe(text: str, settings: dict[str, Any] | None = None) -> PipelineConfig:
     """Return a recipe by name, by path, or given whole as YAML, which may `extends` another.
+
+    Args:
+        text: empty: the settings are the whole recipe.
+        settings: plain values that are laid over the recipe's, section by section.
 
     Raises:
         ConfigError: as `load_recipe`.
     """
-    if "\n" not in text and ":" not in text:
-        return load_recipe(text.strip())
-    origin = "the recipe given"
-    return check_recipe(_extended(_parse(text, origin), origin, Path(), ()), origin)
+    if "\n" not in text and ":" not in text and text.strip():
+        path = _path_of(text.strip())
+        raw, origin = _read(path, text.strip(), ()), str(path)
+    else:
+        origin = "the recipe given"
+        raw = _extended(_parse(text, origin), origin, Path(), ())
+    return check_recipe(
+        _laid_over(raw, settings or {}), f"{origin} with settings" * bool(settings) or origin
+    )
 
 
 def _path_of(name: str) -> Path:
@@ -299,9 +312,14 @@ def _extended(
         raise ConfigError(f"{origin}: extends: must be one name or path, got {parent!r}")
     path = _path_of(parent)
     inherited = _read(path if path.is_absolute() else folder / path, parent, below)
-    if raw.get("base", inherited["base"]) != inherited["base"]:
-        _anchor(inherited)
-    return _merged(inherited, raw)
+    return _laid_over(inherited, raw)
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return two recipes as one; the files that the lower one names stay where they are."""
+    if above.get("base", below.get("base")) != below.get("base"):
+        _anchor(below)
+    return _merged(below, above)
 
 
 def _is_shipped(path: Path) -> bool:
@@ -335,7 +353,7 @@ def _anchor(raw: dict[str, Any]) -> None:
         return
     for spec in [*sources.values(), *(sources.get("mixture") or {}).values()]:
         if isinstance(spec, dict) and isinstance(spec.get("paths"), list):
-            spec["paths"] = [anchored(path, str(raw["base"])) for path in spec["paths"]]
+            spec["paths"] = [anchored(path, str(raw.get("base", ""))) for path in spec["paths"]]
 
 
 def anchored(path: Any, base: str) -> Any:

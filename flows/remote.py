@@ -1,15 +1,17 @@
 """Queueing runs on a Prefect server instead of running them here."""
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
+from flows.naming import PLAN, describe, prefect_name, run_name
 from flows.recipe import PipelineConfig
+from flows.waiting import obstacles
 from lmpipe.artifacts.source import SourceSpec
 from lmpipe.errors import ConfigError
 from tasks.plan import Step
 from tasks.selection import Selection
+from tasks.ui_words import in_ui_words, readable
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -20,12 +22,11 @@ FlowName = Literal["pipeline", "curate", "tokenize", "pretrain", "align", "evalu
 
 
 def deployed_parameters(recipe: PipelineConfig, selection: Selection) -> dict[str, Any]:
-    """Return a run's parameters as plain JSON values; stages on GPUs take leases there."""
-    runtime = recipe.runtime.model_copy(update={"gpu_limit": recipe.runtime.gpu_limit or GPU_LIMIT})
-    shipped = recipe.portable().model_copy(update={"runtime": runtime})
+    """Return a run's parameters as plain JSON values: what its recipe says, and no name of it."""
     return {
-        "recipe": shipped.model_dump(mode="json"),
-        "selection": selection.model_dump(mode="json"),
+        "selection": selection.model_dump(mode="json", exclude_defaults=True),
+        "recipe": "",
+        "settings": recipe.portable().written(),
     }
 
 
@@ -51,6 +52,12 @@ def in_short(recipe: PipelineConfig) -> PipelineConfig:
     return recipe.model_copy(update={"sources": sources.model_copy(update=specs)})
 
 
+def with_gpu_limit(recipe: PipelineConfig) -> PipelineConfig:
+    """Return the recipe of a deployed run: its stages on GPUs take leases."""
+    runtime = recipe.runtime.model_copy(update={"gpu_limit": recipe.runtime.gpu_limit or GPU_LIMIT})
+    return recipe.model_copy(update={"runtime": runtime})
+
+
 def submit(flow: str, recipe: PipelineConfig, selection: Selection, asked_by: str) -> "FlowRun":
     """Queue a run of a flow's deployment from inside a flow run.
 
@@ -60,7 +67,8 @@ def submit(flow: str, recipe: PipelineConfig, selection: Selection, asked_by: st
     from prefect.artifacts import create_link_artifact
 
     parameters = deployed_parameters(recipe, selection)
-    run = _queue(f"{flow}/{flow}", parameters, f"{asked_by}-{flow}")
+    name = prefect_name().replace(f" · {PLAN} ", " · ", 1)  # or what somebody called this run
+    run = _queue(f"{flow}/{flow}", parameters, name, key=f"{asked_by}-{flow}")
     url = run_url(run)
     print(f"queued {flow} as {run.name}: {url}")
     create_link_artifact(link=url, link_text=run.name, key="queued-run", description=flow)
@@ -70,14 +78,23 @@ def submit(flow: str, recipe: PipelineConfig, selection: Selection, asked_by: st
 def submit_rerun(flow: str, recipe: PipelineConfig, selection: Selection, approve: bool) -> str:
     """Queue what `lmpipe run` would do here, and return the URL of the run that plans it."""
     require_server()
-    shipped = yaml.safe_dump(recipe.portable().model_dump(mode="json"), sort_keys=False)
-    parameters = {
-        "recipe": shipped,
-        "flow": flow,
-        "selection": selection.model_dump(mode="json"),
-        "approve": approve,
-    }
-    return run_url(_queue("rerun/rerun", parameters, None))
+    parameters = deployed_parameters(recipe, selection) | {"flow": flow, "approve": approve}
+    name = run_name(recipe.name, f"{PLAN} {describe(flow, selection)}", due=datetime.now(UTC))
+    return run_url(_queue("rerun/rerun", parameters, name))
+
+
+def hindrances(flow: str) -> list[str]:
+    """Return what a run of a flow, or the run that plans it, would wait for now."""
+    from prefect.client.orchestration import get_client
+
+    client: Any
+    with get_client(sync_client=True) as client:
+        places = dict.fromkeys(
+            (found["work_pool_name"], found["work_queue_name"])
+            for name in ("rerun", flow)
+            for found in [client.request("GET", f"/deployments/name/{name}/{name}").json()]
+        )
+        return [reason for pool, queue in places for reason in obstacles(client, pool, queue)]
 
 
 def publish_plan(
@@ -96,7 +113,7 @@ def publish_plan(
         "",
         "| stage | status | why |",
         "|---|---|---|",
-        *(f"| {s.name} | {s.status} | {_cell(s.reason)} |" for s in steps),
+        *(f"| {s.name} | {s.status} | {_cell(in_ui_words(s.reason))} |" for s in steps),
     ]
     create_markdown_artifact("\n".join(lines), key="plan", description="What the run will do")
     create_table_artifact(_rows(steps), key="plan-table", description="What the run will do")
@@ -133,9 +150,11 @@ def require_server() -> str:
     return str(url)
 
 
-def _queue(deployment: str, parameters: dict[str, Any], key: str | None) -> "FlowRun":
+def _queue(
+    deployment: str, parameters: dict[str, Any], name: str, *, key: str | None = None
+) -> "FlowRun":
     from prefect.deployments import run_deployment
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.settings import get_current_settings
 
     size, limit = len(json.dumps(parameters)), get_current_settings().server.api.max_parameter_size
@@ -145,7 +164,14 @@ def _queue(deployment: str, parameters: dict[str, Any], key: str | None) -> "Flo
             ": write the paths into a file, one a line, and name it in their place, paths: [@FILE]"
         )
     try:
-        run: Any = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=key)
+        run: Any = run_deployment(
+            deployment, parameters=parameters, timeout=0, idempotency_key=key, flow_run_name=name
+        )
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code not in (409, 422):
+            raise
+        detail = error.response.json().get("detail")
+        raise ConfigError(f"deployment {deployment} does not take this run: {detail}") from error
     except ObjectNotFound as error:
         raise ConfigError(
             f"no deployment {deployment!r}; register it by `lmpipe deploy`"
@@ -155,10 +181,12 @@ def _queue(deployment: str, parameters: dict[str, Any], key: str | None) -> "Flo
 
 
 def _rows(steps: list[Step]) -> list[dict[str, Any]]:
-    return [
-        {"stage": s.name, "status": s.status, "took": s.seconds, "id": s.artifact, "why": s.reason}
+    rows: list[dict[str, Any]] = [
+        {"stage": s.name, "status": s.status, "took": s.seconds, "id": s.artifact}
+        | {"why": in_ui_words(s.reason)}
         for s in steps
     ]
+    return readable(rows)
 
 
 def _cell(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from flows.align import align
 from flows.curate import curate
 from flows.evaluate import evaluate
+from flows.naming import prefect_name
 from flows.pipeline import pipeline
 from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
@@ -152,10 +153,3 @@ def _check_builds_nothing(planned: list[Step], allowed: set[str], refusal: str) 
         listed = ", ".join(f"{step.name} ({step.reason})" for step in steps[:3])
         more = f" and {len(steps) - 3} more" * (len(steps) > 3)
         raise StoreRefused(f"nothing was run: {refusal}. The run must build {listed}{more}")
-
-
-def prefect_name() -> str:
-    """Return the name of the Prefect flow run that we are in, or ""."""
-    from prefect.runtime import flow_run
-
-    return str(flow_run.get_name() or "")

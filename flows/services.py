@@ -33,10 +33,14 @@ def deploy(
         str, typer.Option(help="Webhook block that is notified of failures and alarms.")
     ] = "",
     notify_slack_block: Annotated[str, typer.Option(help="Slack block that is, likewise.")] = "",
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove deployments that prefect.yaml no longer has.")
+    ] = False,
 ) -> None:
     """Register pools, queues, limits, deployments and automations; a second time changes nothing.
 
-    Schedules are made switched off; what is switched in the UI stays as it is. In place of a block,
+    Schedules are made switched off; what is switched in the UI stays as it is. Schedules that the
+    file no longer has are removed; those made in the UI stay. In place of a block,
     LMPIPE_NOTIFY_WEBHOOK_URL and LMPIPE_NOTIFY_SLACK_URL in the environment make one.
     """
     from dataclasses import replace
@@ -53,6 +57,7 @@ def deploy(
         requeues=requeues,
         webhook_block=notify_webhook_block,
         slack_block=notify_slack_block,
+        prune=prune,
     )
     if folder is not None:
         site = replace(site, folder=folder)
@@ -60,7 +65,17 @@ def deploy(
     for change in deployed.changes:
         print(change)
     print(f"notified of failures and alarms: {', '.join(deployed.notified) or 'nobody'}")
+    for name in deployed.left:
+        print(f"deployment {name} is not in prefect.yaml and stays; --prune removes it")
+    for pool, names in deployed.unattended.items():
+        waiting = f"runs of {', '.join(names)} wait until `lmpipe worker {pool}` is started"
+        print(f"pool {pool} has no worker: {waiting}{_elsewhere(pool)}")
     print(f"{len(deployed.changes)} changes")
+
+
+def _elsewhere(pool: str) -> str:
+    """Say how a machine without a GPU gets the runs of the pool for those that have one."""
+    return "; without a GPU, deploy with --gpu-pool cpu" if pool.startswith("gpu") else ""
 
 
 @app.command()

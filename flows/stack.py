@@ -181,7 +181,8 @@ def up(console: Console, port: int, store: str) -> None:
         if subprocess.run([*deploy, "--store", store], env=environment).returncode != 0:
             raise LmpipeError("the deployments could not be registered")
         for pool in dict.fromkeys(["cpu", gpu_pool]):
-            worker = ["-m", "flows.cli", "worker", pool]
+            # Two runs at a time: a plan that somebody is to approve must not wait for a pipeline.
+            worker = ["-m", "flows.cli", "worker", pool, "--limit", "2"]
             children.start(f"{pool} worker", worker, environment, is_worker=True)
         console.print(_how_to_use(url, secret), highlight=False, markup=False, soft_wrap=True)
         while True:

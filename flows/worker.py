@@ -52,9 +52,9 @@ def become_worker(pool: str, limit: int, with_healthcheck: bool = False) -> NoRe
 
 
 def worker_command(pool: str, limit: int, kind: str) -> list[str]:
-    """Return Prefect's command for a worker, less the interpreter."""
+    """Return the command for Prefect's worker with our watch in it, less the interpreter."""
     options = ["--pool", pool, "--limit", str(limit), "--install-policy", "never"]
-    module = "flows.docker_worker" if kind == "docker" else "prefect"
+    module = "flows.docker_worker" if kind == "docker" else "flows.waiting"
     return ["-m", module, "worker", "start", *options, *(["--type", kind] if kind else [])]
 
 

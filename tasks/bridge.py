@@ -12,10 +12,11 @@ Prefect is imported when a flow runs and not before: its import takes 3 s, more 
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 from lmpipe.artifacts.build import find
 from lmpipe.artifacts.events import Event
@@ -24,19 +25,17 @@ from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.stage import A, Inputs, Stage
 from lmpipe.artifacts.uses import RunUses
-from lmpipe.errors import ConfigError, InputError, RunFailed
+from lmpipe.errors import InputError, LmpipeError, RunFailed
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.redaction import Redactor
 from tasks.conductor import Call, Policy, Settings, StageTask
 from tasks.plan import Planned, Status, Step, bind_planned, flat, lacking_inputs
 from tasks.selection import Selection
+from tasks.task_runs import TaskRuns
+from tasks.ui_words import for_the_reader
 
 FAILED = ("FAILED", "NOT RUN")  # what a step is that failed, and one that needs it
 LONGEST_REASON = 300  # letters of an error in a table and in the report's config
-
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State, TaskRun
-    from prefect.tasks import Task
 
 
 def as_task(
@@ -107,6 +106,7 @@ class PrefectConductor:
         self.listener = listener
         self._origin = origin
         self._uses = uses
+        self._task_runs = TaskRuns()
         self.steps: list[Step] = []
 
     def call(self, call: Call[A]) -> A:
@@ -134,15 +134,17 @@ class PrefectConductor:
                 self._uses.take(found.stage, found.manifest.adopted.id)
                 found = find(call.stage, identity, self._settings.store, runtime)
             if found is not None:
+                self._task_runs.show_found(call, flat(bound), found)
                 self._end(Step(call.name, call.stage.name, "HIT", "", found.id))
                 return found
         if call.name not in self._allowed:
-            step = Step(call.name, call.stage.name, "SKIP", "outside --from/--until/--only")
+            step = Step(call.name, call.stage.name, "SKIP", "not among the stages chosen")
             return cast(A, self._without(Planned(step, call.stage.output_type, None)))
         self.listener.started(call.name)
         started = time.monotonic()
         try:
-            result: A = _prefect_task(call)(_TaskRun(self, call, bound, force))
+            work = partial(self._build, call, bound, force)
+            result = self._task_runs.build(call, flat(bound), work)
         except Exception as error:  # kept with its step; Ctrl-C and cancelling are no Exception
             seconds = time.monotonic() - started
             return cast(A, self._without(self._failure(call, error, identity, seconds)))
@@ -150,7 +152,7 @@ class PrefectConductor:
         self._end(Step(call.name, call.stage.name, "RUN", "built", result.id, seconds))
         return result
 
-    def build(self, call: Call[A], bound: Inputs, force: bool) -> A:
+    def _build(self, call: Call[A], bound: Inputs, force: bool) -> A:
         """Build a call's artifact in a child process; runs inside the task run."""
         from tasks.prefect_view import PrefectView
 
@@ -179,6 +181,8 @@ class PrefectConductor:
                     reason=self._reason(force),
                     origin=self._origin.model_copy(update={"step": call.name}),
                 )
+        except LmpipeError as error:
+            raise type(error)(for_the_reader(str(error))) from error
         finally:
             view.close()
         view.summary(artifact)
@@ -242,41 +246,6 @@ class PrefectConductor:
         return entry is not None and entry[0].provenance.reason.endswith(self._force_mark)
 
 
-class _TaskRun:
-    """The one argument of a task run: opaque to Prefect, which would otherwise walk into it."""
-
-    def __init__(
-        self, conductor: PrefectConductor, call: Call[Any], bound: Inputs, force: bool
-    ) -> None:
-        self.conductor, self.call, self.bound, self.force = conductor, call, bound, force
-
-    def __repr__(self) -> str:
-        return self.call.name
-
-
-def _prefect_task(call: Call[A]) -> Callable[[_TaskRun], A]:
-    from prefect import task
-    from prefect.cache_policies import NO_CACHE
-
-    @task(
-        name=call.stage.name,
-        task_run_name=call.name,
-        description=(call.stage.function.__doc__ or "").strip(),
-        version=str(call.stage.version),
-        tags=list(call.policy.tags),
-        retries=call.policy.retries,
-        retry_delay_seconds=call.policy.retry_delay_seconds,
-        retry_condition_fn=_is_worth_a_retry,
-        timeout_seconds=call.policy.timeout_seconds,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-    )
-    def run_stage(run: _TaskRun) -> Any:
-        return run.conductor.build(run.call, run.bound, run.force)
-
-    return cast(Callable[[_TaskRun], A], run_stage)
-
-
 @contextmanager
 def _lease(call: Call[Any], runtime: Runtime) -> Iterator[None]:
     """Hold a slot a device of the limit that stages on GPUs share, if the run names one.
@@ -289,13 +258,32 @@ def _lease(call: Call[Any], runtime: Runtime) -> Iterator[None]:
         return
     from prefect.concurrency.sync import concurrency
 
+    slots = num_slots(call.policy, runtime)
+    _say_if_full(runtime.gpu_limit, slots)
     with concurrency(
         runtime.gpu_limit,
-        occupy=num_slots(call.policy, runtime),
+        occupy=slots,
         strict=True,
         raise_on_lease_renewal_failure=False,
     ):
         yield
+
+
+def _say_if_full(limit: str, slots: int) -> None:
+    """Log what a stage is about to wait for, if the limit has too few slots free."""
+    from prefect import get_run_logger
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_global_concurrency_limit_by_name(limit)
+        except ObjectNotFound:  # taking the slots says so
+            return
+    free = found.limit - found.active_slots
+    if found.active and slots > free:
+        text = "waits: needs %d slots of the limit %s, which has %d of %d free"
+        get_run_logger().warning(text, slots, limit, free, found.limit)
 
 
 def num_slots(policy: Policy, runtime: Runtime) -> int:
@@ -311,17 +299,6 @@ def num_slots(policy: Policy, runtime: Runtime) -> int:
         return 1
     device = resolve_device(runtime)
     return resolve_num_ranks(runtime, device) if device == "cuda" else max(1, runtime.ranks)
-
-
-def _is_worth_a_retry(task: "Task[Any, Any]", run: "TaskRun", state: "State[Any]") -> bool:
-    """Retry what may pass; a wrong config or broken input fails the same way every time."""
-    try:
-        state.result()
-    except (ConfigError, InputError):
-        return False
-    except Exception:
-        return True
-    return False
 
 
 def _failed(bound: Inputs) -> bool:

@@ -19,6 +19,8 @@ from typing import Any
 
 from lmpipe.artifacts.events import Event
 from lmpipe.artifacts.types import Artifact, Report
+from lmpipe.report.wording import cell
+from tasks.ui_words import for_the_reader, readable, without_addresses
 
 LINES_PER_SECOND = 40  # one million lines at full rate would be 25,000 API batches
 PROGRESS_SECONDS = 2.0
@@ -64,7 +66,7 @@ class PrefectView:
         if self._dropped:
             self._logger.info("… %d lines left out here; the stored log has all", self._dropped)
             self._dropped = 0
-        self._logger.info("%s", line)
+        self._logger.info("%s", without_addresses(line))
 
     def event(self, event: Event) -> None:
         """Take an event; never blocks the stage for long, never raises."""
@@ -87,8 +89,9 @@ class PrefectView:
         """Show what was built."""
         seconds = artifact.manifest.provenance.seconds
         text = (
-            f"## {self._name}\n\n`{artifact.stage}/{artifact.id}` built in {seconds:.1f} s, "
-            f"{len(artifact.manifest.outputs)} objects, digest `{artifact.digest[:16]}`\n\n"
+            f"## {self._name}\n\n`{artifact.stage}/{artifact.id}` built in "
+            f"{cell('seconds', seconds)}, {len(artifact.manifest.outputs):,} objects, "
+            f"digest `{artifact.digest[:16]}`\n\n"
             f"{_metrics_table(artifact)}\n"
         )
         self._guard(self._markdown, text)
@@ -124,7 +127,7 @@ class PrefectView:
                 self._points.append({"step": event["step"], **event["values"]})
             case "log":
                 level = logging.getLevelNamesMapping()[event["level"].upper()]
-                self._logger.log(level, "%s", event["message"])
+                self._logger.log(level, "%s", for_the_reader(event["message"]))
             case "alarm":
                 self._alarm(event)
 
@@ -136,7 +139,7 @@ class PrefectView:
         if done < total and now - self._progress_at < PROGRESS_SECONDS:
             return
         self._progress_at = now
-        percent = 100.0 * min(1.0, done / total) if total else 100.0
+        percent = round(100.0 * min(1.0, done / total), 1) if total else 100.0
         text = f"{event['label'] or self._name}: {done:,.0f} of {total:,.0f} {event['unit']}"
         if self._progress_id is None:
             self._progress_id = create_progress_artifact(
@@ -162,7 +165,7 @@ class PrefectView:
         from prefect.artifacts import create_table_artifact
 
         key = re.sub(r"[^a-z0-9]+", "-", f"{self._key}-{name}".lower()).strip("-")
-        create_table_artifact(rows, key=key, description=f"{self._name}: {name}")
+        create_table_artifact(readable(rows), key=key, description=f"{self._name}: {name}")
 
     def _markdown(self, text: str) -> None:
         from prefect.artifacts import create_markdown_artifact
@@ -180,7 +183,7 @@ class PrefectView:
 def _metrics_table(artifact: Artifact) -> str:
     """Return an artifact's metrics as a Markdown table."""
     rows = [
-        f"| {name} | {value:,} |" if isinstance(value, int) else f"| {name} | {value:.5g} |"
+        f"| {name} | {cell(name, value)} |"
         for name, value in artifact.metrics.items()
         if isinstance(value, int | float)
     ]

@@ -19,15 +19,17 @@ class Selection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    only: str = Field(
+        "", title="Only", description="Build this stage alone; all others must be there."
+    )
     from_stage: str = Field(
-        "", description="Take everything before this stage from the store as it is."
+        "", title="From", description="Take everything before this stage from the store as it is."
     )
-    until_stage: str = Field("", description="Build nothing after this stage.")
-    only: str = Field("", description="Build this stage alone; all others must be there.")
+    until_stage: str = Field("", title="Until", description="Build nothing after this stage.")
     force: tuple[str, ...] = Field(
-        (), description="Stages to build even if they are there already."
+        (), title="Force", description="Stages to build even if they are there already."
     )
-    reason: str = Field("", description="Why, for the manifest of what is built.")
+    reason: str = Field("", title="Reason", description="Why, for the manifest of what is built.")
 
     @property
     def first(self) -> str:

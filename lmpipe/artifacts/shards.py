@@ -34,6 +34,10 @@ class ShardTask:
         self._keys = keys
         self._work = work
 
+    def __repr__(self) -> str:
+        """Return what datatrove logs of the step."""
+        return f"{len(self._keys)} shards of {self._prefix}"
+
     def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         from lmpipe.runtime.processes import die_with_parent
 
@@ -92,6 +96,7 @@ def _run_missing(
         task = ShardTask(out.store, out.prefix, keys, work)
         with out.scratch(runtime) as logs, _progress(out, keys, already):
             _executor(task, len(keys), workers, str(logs), runtime).run()
+        out.progress(total, total, unit="shards")  # the watch may have looked before the last one
     return {key: _record(out, key) for key in keys}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 from lmpipe.report.svg import number
 
 LABELS = {
@@ -89,3 +92,21 @@ def excerpt(text: str, length: int = 600) -> str:
     if len(text) <= length:
         return text
     return f"{text[:length].rstrip()} … ({len(text) - length:,} more characters)"
+
+
+def cell(name: str, value: object) -> object:
+    """Write a number of a table for people, with the unit that its column's name says it has.
+
+    What is no number stays as it is.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "–"
+    if re.search(r"(^|[_ ])bytes$", name):
+        return size(value)
+    if re.search(r"(^|[_ ])seconds$|^took$", name):
+        return f"{value:,.1f} s" if value < 90 else duration(value)
+    if isinstance(value, int) or value.is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,16 +1,21 @@
-"""The forms in the UI: what they open with is valid, and every field explains and bounds itself."""
+"""The forms in the UI: what they open with is valid, they are short, and all fields are named."""
 
 import copy
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import jsonschema
 import pytest
-from pydantic import TypeAdapter
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from flows import deployed
-from flows.deploy import Site, default_parameters, deployment, form, read_file
-from flows.recipe import INSTALLATION, PipelineConfig
+from flows.deploy import Site, default_parameters, deployment, read_file
+from flows.form import form, stage_choices
+from flows.recipe import INSTALLATION, load_recipe, parse_recipe
+from flows.remote import deployed_parameters
+from flows.run import COMPOSITIONS
+from tasks.plan import step_names
 from tasks.selection import Selection
 
 VALUES = {"LMPIPE_IMAGE": "registry/lmpipe:cpu", "LMPIPE_GPU_IMAGE": "registry/lmpipe:gpu"}
@@ -18,84 +23,104 @@ FILE = read_file(VALUES | {"LMPIPE_API_URL": "http://host/api"})
 POOLS = FILE["definitions"]["pools"]
 ENTRIES = pytest.mark.parametrize("entry", FILE["deployments"], ids=lambda entry: entry["name"])
 STAGE_FORMS = [e for e in FILE["deployments"] if e["name"] not in ("rerun", "housekeeping")]
+PIPELINE = form("flows/deployed.py:pipeline")
 
 
-def models_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every field; a section that says nothing of itself is described by its model."""
-    definitions = schema["definitions"]
-    for name, definition in definitions.items():
-        for field, spec in definition.get("properties", {}).items():
-            model = definitions.get(spec.get("$ref", "").rpartition("/")[2], {})
-            yield f"{name}.{field}", model | spec
+def check(**parameters: Any) -> None:
+    """Check parameters as the server does before it queues a run."""
+    validate(parameters, PIPELINE, raise_on_error=True)
+
+
+def drawn(schema: dict[str, Any], holder: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every field that the UI draws: it follows references, and knows no if and then."""
+    for name, field in holder.get("properties", {}).items():
+        yield name, field
+        inner = field.get("items", field)
+        reference = inner.get("$ref", "").rpartition("/")[2]
+        if reference:
+            yield from drawn(schema, schema["definitions"][reference])
 
 
 @ENTRIES
 def test_what_a_form_opens_with_is_valid(entry: dict[str, Any]) -> None:
-    parameters = default_parameters(entry, Site())
-    jsonschema.validate(parameters, form(entry["entrypoint"]))
+    parameters = default_parameters(entry, Site(store="s3://bucket/lm"))
+    validate(parameters, form(entry["entrypoint"]), raise_on_error=True)
     flow = getattr(deployed, entry["name"])
-    validated = flow.validate_parameters(copy.deepcopy(parameters))
-    models = {"recipe": PipelineConfig, "selection": Selection}
-    for name, value in validated.items():
-        if isinstance(value, tuple(models.values())):
-            again = TypeAdapter(models[name]).validate_python(value.model_dump(mode="json"))
-            assert again == value
-            assert value.model_dump(mode="json") == parameters.get(
-                name, Selection().model_dump(mode="json")
-            )
+    flow.validate_parameters(copy.deepcopy(parameters))
 
 
 @ENTRIES
-def test_no_parameter_is_a_union(entry: dict[str, Any]) -> None:
-    for name, spec in form(entry["entrypoint"])["properties"].items():
-        assert not {"anyOf", "oneOf"} & set(spec), name
-        assert spec["description"], f"{name} has no description"
+def test_a_form_has_few_fields_each_with_a_title_a_description_and_a_place(
+    entry: dict[str, Any],
+) -> None:
+    schema = form(entry["entrypoint"])
+    fields = list(drawn(schema, schema))
+    assert len(fields) <= 17
+    for name, field in fields:
+        assert (
+            re.fullmatch("[A-Z][a-z]*( [A-Za-z][a-z]*)*", field["title"])
+            and field["title"] != "Field"
+        ), name
+        assert field["description"], name
+        assert not {"anyOf", "oneOf"} & set(field), f"{name} is drawn as tabs"
+        assert "position" in field, f"{name}: PostgreSQL forgets the order of keys"
 
 
 @ENTRIES
-def test_every_field_has_a_description(entry: dict[str, Any]) -> None:
-    bare = [n for n, spec in models_of(form(entry["entrypoint"])) if not spec.get("description")]
-    assert not bare
+def test_the_stages_come_first(entry: dict[str, Any]) -> None:
+    places = {name: f["position"] for name, f in form(entry["entrypoint"])["properties"].items()}
+    if "selection" in places:
+        assert places["selection"] < places["recipe"] < places["settings"]
 
 
-def test_enums_and_bounds_reach_the_form() -> None:
-    definitions = form("flows/deployed.py:pipeline")["definitions"]
-    assert definitions["Runtime"]["properties"]["executor"]["enum"] == ["local", "ray", "slurm"]
-    assert definitions["Runtime"]["properties"]["ranks"]["maximum"] == 4096
-    assert definitions["DedupConfig"]["properties"]["rows"]["minimum"] == 1
-    assert definitions["PipelineConfig"]["additionalProperties"] is False
+def test_the_stages_of_the_demo_are_there_to_choose_from() -> None:
+    fields = PIPELINE["definitions"]["Selection"]["properties"]
+    for flow in COMPOSITIONS.values():
+        steps = step_names(partial(flow, load_recipe("demo")))
+        assert set(steps) <= set(stage_choices())
+        assert {step.partition("[")[0] for step in steps} <= set(fields["only"]["enum"])
+    assert fields["force"]["items"]["enum"] == stage_choices()
+    with pytest.raises(ValidationError, match=r"selection.only.*'dedupe' is not one of"):
+        check(selection={"only": "dedupe"})
+    check(selection={"only": "", "force": ["dedup", "evaluate[grpo]"]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"dedup": {"rows": 0}}, "'settings.dedup.rows'.*0 is less than the minimum of 1"),
+        ({"dedup": {"row": 4}}, "'settings.dedup'.*'row' was unexpected"),
+        ({"dedupe": {}}, "'settings'.*'dedupe' was unexpected"),
+        ({"runtime": {"executor": "cloud"}}, "'settings.runtime.executor'.*not one of"),
+        ({"pretrain": {"model": {"d_model": "wide"}}}, "'settings.pretrain.model.d_model'"),
+    ],
+)
+def test_a_wrong_setting_is_named_by_its_key_before_anything_starts(
+    settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValidationError, match=error):
+        check(recipe="demo", settings=settings)
+
+
+def test_settings_may_be_a_part_of_a_recipe_or_all_of_it() -> None:
+    check(recipe="demo", settings={"dedup_passages": {"unit": "sentences"}})
+    changed = parse_recipe("demo", {"dedup_passages": {"unit": "sentences"}})
+    assert changed.dedup_passages is not None and changed.dedup_passages.length == 3
+    assert changed.tokenizer.vocab_size == 4096
+    check(**deployed_parameters(changed, Selection(force=("dedup",))))
+
+
+def test_flows_to_choose_from_are_those_with_a_deployment() -> None:
     flows = form("flows/deployed.py:rerun")["properties"]["flow"]["enum"]
-    assert set(flows) == {entry["name"] for entry in STAGE_FORMS}
+    assert set(flows) == {entry["name"] for entry in STAGE_FORMS} == set(COMPOSITIONS)
 
 
-def test_a_section_that_is_off_by_default_can_be_filled_in() -> None:
-    parameters = default_parameters(STAGE_FORMS[0], Site())
-    parameters["recipe"]["dedup_passages"] = {"unit": "sentences", "bloom_memory_mb": 64}
-    jsonschema.validate(parameters, form("flows/deployed.py:pipeline"))
-    recipe = deployed.pipeline.validate_parameters(copy.deepcopy(parameters))["recipe"]
-    assert recipe.dedup_passages.length == 3
-    again = TypeAdapter(PipelineConfig).validate_python(recipe.model_dump(mode="json"))
-    assert again == recipe
-    parameters["recipe"]["dedup_passages"]["unit"] = "pages"
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(parameters, form("flows/deployed.py:pipeline"))
-
-
-def test_a_value_out_of_bounds_is_refused_before_anything_starts() -> None:
-    parameters = default_parameters(STAGE_FORMS[0], Site())
-    parameters["recipe"]["dedup"]["rows"] = 0
-    with pytest.raises(jsonschema.ValidationError, match="less than the minimum"):
-        jsonschema.validate(parameters, form("flows/deployed.py:pipeline"))
-
-
-def test_the_default_recipe_names_no_folder_of_the_machine_that_deployed() -> None:
-    for entry in STAGE_FORMS:
-        recipe = default_parameters(entry, Site(store="s3://bucket/lm"))["recipe"]
-        assert recipe["base"] == "flows/recipes"
-        assert recipe["store"]["root"] == "s3://bucket/lm"
-        assert str(INSTALLATION) not in str(recipe)
+def test_what_a_form_opens_with_names_no_folder_of_the_machine_that_deployed() -> None:
+    for entry in FILE["deployments"]:
+        given = default_parameters(entry, Site(store="s3://bucket/lm"))
+        assert str(INSTALLATION) not in str(given)
+        assert given.get("store") or given["settings"] == {"store": {"root": "s3://bucket/lm"}}
     (house,) = [e for e in FILE["deployments"] if e["name"] == "housekeeping"]
-    assert default_parameters(house, Site(store="s3://bucket/lm"))["store"] == "s3://bucket/lm"
     assert default_parameters(house, Site())["store"] == ""
 
 

@@ -334,3 +334,44 @@ def test_a_failing_stage_fails_the_run_with_its_exit_code(settings, monkeypatch)
                 return count_task(config)
 
         composed()
+
+
+def graph_of(flow_run: str) -> tuple[dict[str, set[str]], dict[str, str]]:
+    """Return the graph that the UI draws of a flow run: each node's parents, and its state."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        nodes = client.request("GET", f"/flow_runs/{flow_run}/graph-v2").json()["nodes"]
+        body = {"flow_runs": {"id": {"any_": [flow_run]}}}
+        runs = client.request("POST", "/task_runs/filter", json=body).json()
+    labels = {node["id"]: node["label"] for _, node in nodes}
+    parents = {n["label"]: {labels[parent["id"]] for parent in n["parents"]} for _, n in nodes}
+    return parents, {run["name"]: run["state_name"] for run in runs}
+
+
+def test_the_graph_in_the_ui_has_an_edge_for_every_input_whether_built_or_found(settings):
+    from prefect import flow
+    from prefect.runtime import flow_run
+
+    @flow(name="test")
+    def composed(conductor, suffix):
+        with conducted_by(conductor):
+            compose(suffix=suffix)
+        return flow_run.get_id()
+
+    edges = {"count": set(), "copy": {"count"}, "train": {"copy"}}
+    for suffix, ended in (
+        ("x", ["Completed", "Completed", "Completed"]),
+        ("y", ["Cached", "Completed", "Completed"]),
+        ("y", ["Cached", "Cached", "Cached"]),
+    ):
+        names = step_names(compose)
+        conductor = PrefectConductor(
+            settings, Selection(), set(names), Recorder(), Origin(flow_run="graph")
+        )
+        run_id = composed(conductor, suffix)
+        expected = (edges, dict(zip(edges, ended, strict=True)))
+        deadline = time.monotonic() + 30  # task runs reach the server as events
+        while (graph := graph_of(run_id)) != expected and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert graph == expected

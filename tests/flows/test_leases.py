@@ -57,6 +57,21 @@ def test_a_stage_on_a_gpu_holds_a_slot_a_rank_and_gives_them_back(
         assert seen[-1] == 0
 
 
+def test_a_stage_that_waits_for_slots_says_so_in_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def at_once(name: str, **options: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", at_once)
+    with get_client(sync_client=True) as client:
+        body = {"name": "full", "limit": 2, "active_slots": 1}
+        client.request("POST", "/v2/concurrency_limits/", json=body)
+    assert run(on_gpu, tmp_path, "full") == ["RUN"]
+    assert "waits: needs 2 slots of the limit full, which has 1 of 2 free" in caplog.text
+
+
 def test_a_limit_that_does_not_exist_stops_a_stage_on_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no-such-limit"):
         run(on_gpu, tmp_path, "no-such-limit")

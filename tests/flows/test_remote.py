@@ -1,10 +1,12 @@
 """What a queued run is sent."""
 
+import json
+
 import pytest
 import yaml
 
 from flows.recipe import INSTALLATION, load_recipe, parse_recipe
-from flows.remote import deployed_parameters, require_server
+from flows.remote import deployed_parameters, require_server, with_gpu_limit
 from lmpipe.errors import ConfigError
 from tasks.selection import Selection
 
@@ -23,20 +25,39 @@ def test_a_wrong_key_in_a_form_is_named_with_its_likely_spelling() -> None:
         parse_recipe("extends: demo\ndedup: {row: 4}\n")
 
 
-def test_a_shipped_recipe_names_its_files_from_the_root_of_an_installation() -> None:
-    shipped = load_recipe("demo").portable()
-    assert shipped.base == "flows/recipes"
-    assert (INSTALLATION / shipped.base / "demo_data").is_dir()
-    elsewhere = shipped.model_copy(update={"base": "/data/crawl"})
+def test_settings_lie_over_the_recipe_section_by_section() -> None:
+    changed = parse_recipe("demo", {"dedup": {"rows": 4}, "sources": {"perplexity_model": None}})
+    assert (changed.dedup.rows, changed.sources.perplexity_model) == (4, None)
+    assert changed.sources.crawl == load_recipe("demo").sources.crawl
+    with pytest.raises(ConfigError, match=r"demo.yaml with settings.*\n.*dedup.row: unknown key"):
+        parse_recipe("demo", {"dedup": {"row": 4}})
+
+
+def test_settings_with_a_base_of_their_own_leave_the_recipe_s_files_where_they_are() -> None:
+    moved = parse_recipe("demo", {"base": "/data", "sources": {"crawl": {"paths": ["a.warc.gz"]}}})
+    assert (moved.base, moved.sources.crawl.paths) == ("/data", ("a.warc.gz",))
+    assert moved.sources.benchmarks.paths[0].startswith(str(INSTALLATION))
+
+
+def test_what_is_sent_says_what_the_recipe_says_and_makes_the_same_recipe() -> None:
+    for recipe in (load_recipe("demo"), load_recipe("demo", ["dedup.rows=4", "mask={}"])):
+        sent = deployed_parameters(recipe, Selection())
+        shipped = parse_recipe(sent["recipe"], sent["settings"])
+        assert shipped == recipe.portable()
+        assert (INSTALLATION / shipped.base / "demo_data").is_dir()
+        assert len(json.dumps(sent["settings"], indent=2).splitlines()) < 150, "fits the form"
+
+
+def test_a_folder_outside_the_installation_is_shipped_as_it_is() -> None:
+    elsewhere = load_recipe("demo").model_copy(update={"base": "/data/crawl"})
     assert elsewhere.portable() == elsewhere
 
 
-def test_a_queued_run_takes_leases_on_gpus_unless_it_names_a_limit_of_its_own() -> None:
+def test_a_deployed_run_takes_leases_on_gpus_unless_it_names_a_limit_of_its_own() -> None:
     demo = load_recipe("demo")
-    sent = deployed_parameters(demo, Selection())["recipe"]["runtime"]
-    assert sent["gpu_limit"] == "gpu"
+    assert with_gpu_limit(demo).runtime.gpu_limit == "gpu"
     own = load_recipe("demo", ["runtime.gpu_limit=h200"])
-    assert deployed_parameters(own, Selection())["recipe"]["runtime"]["gpu_limit"] == "h200"
+    assert with_gpu_limit(own) == own
 
 
 def test_without_a_server_nothing_is_queued() -> None:

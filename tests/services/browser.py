@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from selenium.webdriver import Chrome
+from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -81,6 +81,26 @@ class Browser:
         field.click()
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(text)
+
+    def fill_json(self, label: str, text: str) -> None:
+        """Replace what an editor of JSON holds."""
+        editor = self.field(label, "div[contains(@class, 'cm-content')]")
+        editor.click()
+        editor.send_keys(Keys.CONTROL, "a")
+        editor.send_keys(text)
+
+    def choose(self, label: str, choice: str) -> None:
+        """Pick a choice from the list after a label; a list that takes several stays open."""
+        button = self.find(f"button[aria-label='Select {label}']")
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+        self.find("[role=option]", choice).click()
+        ActionChains(self.driver).send_keys(Keys.ESCAPE).perform()
+
+    def height(self) -> int:
+        """Return how high the page is, in pixels."""
+        script = "return Math.max(...[...document.querySelectorAll('*')].map(e => e.scrollHeight))"
+        return int(self.driver.execute_script(script))
 
     def text(self) -> str:
         """Return what the page shows as text."""

@@ -185,6 +185,13 @@ class PrefectServer:
         }
         return [row["message"] for row in self.request("POST", "/logs/filter", body)]
 
+    def queued_by(self, run_id: str) -> str:
+        """Return the id of the run that a run of `rerun` has queued."""
+        body = {"artifacts": {"flow_run_id": {"any_": [run_id]}, "key": {"any_": ["queued-run"]}}}
+        (link,) = self.request("POST", "/artifacts/filter", body)
+        queued: str = link["data"].rpartition("/")[2].rstrip(")")
+        return queued
+
     def lmpipe(self, folder: Path, *arguments: str, **environment: str) -> str:
         """Run the command `lmpipe` as a client of the server and return what it printed."""
         done = subprocess.run(

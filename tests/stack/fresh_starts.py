@@ -24,8 +24,8 @@ def crash_and_go_on(stack: Compose) -> str:
     stack.compose("exec", "-T", "worker-cpu", "lmpipe", "deploy", "--store", STORE)
     stack.request("PATCH", "/work_pools/cpu", {"is_paused": True})
     curate = stack.request("GET", "/deployments/name/curate/curate")
-    recipe = few_pages(curate["parameters"]["recipe"])
-    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "extract"})
+    settings = few_pages(curate["parameters"]["settings"])
+    run = stack.submit(curate["id"], settings=settings, selection={"until_stage": "extract"})
     for state in ("PENDING", "RUNNING", "CRASHED"):
         body = {"state": {"type": state}, "force": False}
         stack.request("POST", f"/flow_runs/{run}/set_state", body)

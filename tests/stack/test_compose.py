@@ -172,8 +172,8 @@ def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s
 ) -> None:
     stack = deployed_stack
     curate = stack.request("GET", "/deployments/name/curate/curate")
-    recipe = few_pages(curate["parameters"]["recipe"])
-    run = stack.submit(curate["id"], recipe=recipe, selection={"until_stage": "signals"})
+    settings = few_pages(curate["parameters"]["settings"])
+    run = stack.submit(curate["id"], settings=settings, selection={"until_stage": "signals"})
     assert stack.wait_for(run, timeout_seconds=400) == "COMPLETED"
     done = stack.lmpipe(tmp_path, "verify", "--store", STORE, **stack.store_environment)
     assert re.search(r"^\d+ artifacts, 0 bad objects$", done, re.MULTILINE)
@@ -181,11 +181,10 @@ def test_a_queued_run_is_taken_by_the_composed_worker_and_its_artifacts_lie_in_s
     assert {"extract", "signals"} <= set(listed.split())
 
 
-def few_pages(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the default recipe with 27 of its pages."""
+def few_pages(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the default settings, and 27 of the demo's pages."""
     crawl = {"paths": [f"demo_data/warc/{name}.warc.gz" for name in SMALL_FILES]}
-    sources, runtime = recipe["sources"] | {"crawl": crawl}, recipe["runtime"] | {"workers": 1}
-    return recipe | {"sources": sources, "runtime": runtime}
+    return settings | {"sources": {"crawl": crawl}, "runtime": {"workers": 1}}
 
 
 @pytest.fixture
@@ -215,8 +214,8 @@ def test_a_node_takes_a_run_from_the_head_node_by_its_address(
     curate = node.request("GET", "/deployments/name/curate/curate")
     assert curate["work_pool_name"] == "cpu-docker"
     assert node.request("GET", "/v2/concurrency_limits/gpu")["limit"] == 32
-    recipe = few_pages(curate["parameters"]["recipe"])
-    run = node.submit(curate["id"], recipe=recipe, selection={"until_stage": "select"})
+    settings = few_pages(curate["parameters"]["settings"])
+    run = node.submit(curate["id"], settings=settings, selection={"until_stage": "select"})
     assert node.wait_for(run, timeout_seconds=300) == "COMPLETED"
     assert "docker" in node.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
     listed = node.lmpipe(tmp_path, "ls", "--store", STORE, **node.store_environment)

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,104 @@ def test_a_changed_option_is_written_and_what_the_ui_switched_stays(
     lmpipe(deployed, tmp_path, "deploy", *options[:2])
 
 
+def deploy_file(server: PrefectServer, folder: Path, text: str, *options: str) -> str:
+    """Run `lmpipe deploy` with another prefect.yaml and return what it printed."""
+    file = folder / "prefect.yaml"
+    file.write_text(text)
+    program = (
+        "import sys, pathlib, flows.deploy; flows.deploy.FILE = pathlib.Path(sys.argv.pop(1)); "
+        "import flows.cli; flows.cli.main()"
+    )
+    command = [sys.executable, "-c", program, str(file), "deploy", "--folder", str(REPOSITORY)]
+    done = subprocess.run(
+        [*command, *options],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_server_has_the_schedules_of_the_file_and_no_others_but_those_made_in_the_ui(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    text = (REPOSITORY / "deployments" / "prefect.yaml").read_text()
+    curate = deployed.request("GET", "/deployments/name/curate/curate")
+    schedules = f"/deployments/{curate['id']}/schedules"
+    (nightly,) = curate["schedules"]
+    by_hand = {"schedule": {"cron": "0 1 * * *", "timezone": "UTC"}, "active": False}
+    (own,) = deployed.request("POST", schedules, [by_hand])
+    given = {"selection": {"until_stage": "extract"}}
+    switched = {"active": True, "parameters": given}
+    deployed.request("PATCH", f"{schedules}/{nightly['id']}", switched)
+
+    line = next(line for line in text.splitlines() if "slug: nightly" in line)
+    renamed = line.replace("0 2", "0 3").replace("nightly", "early")
+    printed = deploy_file(deployed, tmp_path, text.replace(line, renamed))
+    assert "schedule curate/curate nightly: renamed to early (is switched on)" in printed
+    after = {s["id"]: s for s in deployed.request("GET", schedules)}
+    assert set(after) == {nightly["id"], own["id"]}
+    early = after[nightly["id"]]
+    assert (early["slug"], early["schedule"]["cron"]) == ("early", "0 3 * * *")
+    assert (early["active"], early["parameters"]) == (True, given)
+
+    before, _, rest = text.partition(line)
+    printed = deploy_file(deployed, tmp_path, before.rstrip() + " []" + rest)
+    assert "schedule curate/curate early: removed (was switched on)" in printed
+    assert [s["id"] for s in deployed.request("GET", schedules)] == [own["id"]]
+    deployed.request("DELETE", f"{schedules}/{own['id']}")
+    lmpipe(deployed, tmp_path, "deploy", "--folder", str(REPOSITORY))
+
+
+def test_a_deployment_taken_out_of_the_file_is_named_and_removed_when_asked(
+    deployed: PrefectServer, tmp_path: Path
+) -> None:
+    text = (REPOSITORY / "deployments" / "prefect.yaml").read_text()
+    before, _, rest = text.partition("  - name: evaluate\n")
+    without = before + rest[rest.index("  - name: scale\n") :]
+    printed = deploy_file(deployed, tmp_path, without)
+    assert "deployment evaluate (0 of its schedules switched on) is not in prefect.yaml" in printed
+    assert "points" not in printed, "a deployment that is not ours"
+    assert deployment_id(deployed, "evaluate")
+    printed = deploy_file(deployed, tmp_path, without, "--prune")
+    assert "deployment evaluate: removed" in printed
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        deployment_id(deployed, "evaluate")
+    lmpipe(deployed, tmp_path, "deploy", "--folder", str(REPOSITORY))
+    assert deployment_id(deployed, "evaluate")
+
+
+def test_a_run_that_waits_says_in_its_log_for_what(
+    deployed: PrefectServer, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Pool and queue are the test's own: nothing that other tests queue is held up."""
+    printed = lmpipe(deployed, tmp_path, "deploy", "--folder", str(REPOSITORY))
+    assert "pool gpu has no worker: runs of pretrain, align, evaluate, scale wait" in printed
+    assert "without a GPU, deploy with --gpu-pool cpu" in printed
+    request.getfixturevalue("lmpipe_worker")  # of another pool
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_recipe(tmp_path / "store")))
+    said = lmpipe(deployed, tmp_path, "run", str(path), "--flow", "scale", "--remote")
+    assert "it waits: no worker is online in pool gpu; start one by `lmpipe worker gpu`" in said
+
+    run = deployed.submit(deployment_id(deployed, "scale"))
+    queue = "/work_pools/gpu/queues/sweep"
+    waits = "waits: no worker is online in pool gpu; start one by `lmpipe worker gpu`"
+    wait_until(
+        lambda: waits in deployed.logs(run), timeout_seconds=60, what="the reason in the log"
+    )
+    deployed.request("PATCH", queue, {"is_paused": True})
+    paused = f"{waits}; queue sweep of pool gpu is paused; resume it under Work Pools"
+    wait_until(
+        lambda: paused in deployed.logs(run), timeout_seconds=60, what="the new reason in the log"
+    )
+    deployed.request("PATCH", queue, {"is_paused": False})
+    assert [line for line in deployed.logs(run) if line.startswith("waits")] == [waits, paused]
+    deployed.request("DELETE", f"/flow_runs/{run}")
+
+
 def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
     deployed: PrefectServer,
 ) -> None:
@@ -132,11 +231,11 @@ def test_an_urgent_evaluation_goes_before_three_hundred_sweep_points(
 
 
 def test_a_bad_value_in_the_form_is_refused_by_the_server(
-    deployed: PrefectServer, tmp_path: Path
+    deployed: PrefectServer,
 ) -> None:
-    recipe = tiny_recipe(tmp_path) | {"dedup": {"rows": 0}}
-    with pytest.raises(Exception, match=r"409|422"):
-        deployed.submit(deployment_id(deployed, "curate"), recipe=recipe)
+    with pytest.raises(httpx.HTTPStatusError, match=r"409|422") as refused:
+        deployed.submit(deployment_id(deployed, "curate"), settings={"dedup": {"rows": 0}})
+    assert "'settings.dedup.rows'" in refused.value.response.text
 
 
 def test_a_queued_run_waits_for_lmpipe_worker_and_is_rerun_from_the_form(
@@ -144,10 +243,13 @@ def test_a_queued_run_waits_for_lmpipe_worker_and_is_rerun_from_the_form(
 ) -> None:
     recipe, store = tiny_recipe(tmp_path / "store"), tmp_path / "store"
     selection = {"until_stage": "extract"}
-    run = deployed.submit(deployment_id(deployed, "curate"), recipe=recipe, selection=selection)
+    curate = deployment_id(deployed, "curate")
+    run = deployed.submit(curate, recipe="", settings=recipe, selection=selection)
     assert deployed.state(run) == "SCHEDULED"
     worker = request.getfixturevalue("lmpipe_worker")
     assert deployed.wait_for(run) == "COMPLETED"
+    named = deployed.request("GET", f"/flow_runs/{run}")["name"]
+    assert re.fullmatch(r"tiny · curate until extract · \d{4}-\d\d-\d\d \d\d:\d\d", named)
     (extracted,) = (store / "extract").iterdir()
     assert len(list((extracted / "attempts").iterdir())) == 1
 
@@ -158,6 +260,8 @@ def test_a_queued_run_waits_for_lmpipe_worker_and_is_rerun_from_the_form(
         selection={"only": "extract", "force": ["extract"], "reason": "once more"},
         approve=True,
     )
+    called = "extraction, once more"
+    deployed.request("PATCH", f"/flow_runs/{rerun}", {"name": called})
     assert deployed.wait_for(rerun, frozenset({"PAUSED"})) == "PAUSED"
     plan = artifacts(deployed, rerun)["plan"]
     assert "| extract | RUN | forced |" in plan
@@ -166,6 +270,8 @@ def test_a_queued_run_waits_for_lmpipe_worker_and_is_rerun_from_the_form(
     assert deployed.wait_for(rerun, frozenset({"COMPLETED"})) == "COMPLETED"
     queued = artifacts(deployed, rerun)["queued-run"].rpartition("/")[2].rstrip(")")
     assert deployed.wait_for(queued) == "COMPLETED"
+    for kept in (rerun, queued):
+        assert deployed.request("GET", f"/flow_runs/{kept}")["name"] == called
     assert len(list((extracted / "attempts").iterdir())) == 2
     assert "once more" in (extracted / "manifest.json").read_text()
     assert worker.running
@@ -182,9 +288,12 @@ def test_lmpipe_run_remote_prints_the_url_of_a_run_in_the_queue(
 ) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump(tiny_recipe(tmp_path / "store")))
-    url = lmpipe(deployed, tmp_path, "run", str(path), "--flow", "curate", "--remote")
-    run = deployed.request("GET", f"/flow_runs/{url.strip().rpartition('/')[2]}")
+    options = ["--flow", "curate", "--only", "dedup", "--force", "dedup", "--remote"]
+    printed = lmpipe(deployed, tmp_path, "run", str(path), *options)
+    run = deployed.request("GET", f"/flow_runs/{printed.split()[0].rpartition('/')[2]}")
     assert run["parameters"]["flow"] == "curate"
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H")
+    assert run["name"].startswith(f"tiny · plan rerun dedup · {now}"), run["name"]
     assert run["work_queue_name"] == "interactive"
     deployed.request("DELETE", f"/flow_runs/{run['id']}")
 
@@ -200,7 +309,8 @@ def test_a_schedule_fires_and_its_run_completes(
         "active": True,
         "schedule": {"interval": 15.0, "timezone": "UTC"},  # a cron's least is a minute
         "parameters": {
-            "recipe": tiny_recipe(tmp_path / "store"),
+            "recipe": "",
+            "settings": tiny_recipe(tmp_path / "store"),
             "selection": {"until_stage": "extract"},
         },
     }

@@ -102,9 +102,10 @@ def test_a_queued_run_of_the_pipeline_completes_in_a_container_and_writes_to_s3(
     """Recipe, image, pool and keys are what a user would have: none is the test's own."""
     curate = in_containers.request("GET", "/deployments/name/curate/curate")
     assert (curate["work_pool_name"], curate["job_variables"]["image"]) == ("cpu-docker", cpu_image)
-    recipe = curate["parameters"]["recipe"]
-    recipe["sources"]["crawl"]["paths"] = ["demo_data/warc/common-crawl.warc.gz"]
-    run = in_containers.submit(curate["id"], recipe=recipe, selection={"until_stage": "extract"})
+    few = {"sources": {"crawl": {"paths": ["demo_data/warc/common-crawl.warc.gz"]}}}
+    settings = curate["parameters"]["settings"] | few
+    selection = {"until_stage": "extract"}
+    run = in_containers.submit(curate["id"], settings=settings, selection=selection)
     assert in_containers.wait_for(run, timeout_seconds=300) == "COMPLETED"
     assert "docker" in in_containers.request("GET", f"/flow_runs/{run}")["infrastructure_pid"]
 

@@ -1,17 +1,20 @@
 """What a person sees and does in Prefect's UI, in a real browser. The pictures are to be looked at:
 `pytest tests/stack/test_ui.py -rP` prints where they lie."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from flows.naming import is_made_up
 from tests.services.browser import Browser, browser
 from tests.services.prefect_server import PrefectServer
 from tests.services.processes import ServiceProcess, wait_until
 from tests.stack.test_deploy import deployment_id, tiny_recipe
 
+OURS = {"deployments": {"tags": {"all_": ["lmpipe"]}}}
 FLOW = "tests/stack/stage_flows.py:run_report"
 
 
@@ -29,19 +32,49 @@ def page(server: PrefectServer, path: str) -> str:
     return f"{server.api_url.removesuffix('/api')}/v2/{path}"
 
 
+def test_every_form_fits_three_screens_and_opens_with_what_a_run_is_started_for(
+    ui: Browser, deployed: PrefectServer
+) -> None:
+    ui.driver.set_window_size(1280, 900)
+    heights = {}
+    for deployment in deployed.request("POST", "/deployments/filter", OURS):
+        ui.open(page(deployed, f"deployments/deployment/{deployment['id']}/run"))
+        last = "Settings" if "recipe" in deployment["parameters"] else "Preview"
+        ui.find("label", f"{last} (Optional)")
+        ui.wait_for_text("Additional Options")
+        heights[deployment["name"]] = ui.height()
+        labels = [label.text for label in ui.driver.find_elements("css selector", "label")]
+        titled = [label.removesuffix(" (Optional)") for label in labels if label]
+        assert not {"Field", ""} & set(titled), labels
+        assert not [t for t in titled if re.search("[a-z][A-Z]|^[a-z]", t)], labels
+    print(heights)
+    assert len(heights) == 9
+    assert max(heights.values()) <= 3 * 900, heights
+    ui.driver.set_window_size(1400, 1500)
+
+
+def test_a_wrong_setting_is_named_by_its_key_when_the_form_is_sent(
+    ui: Browser, deployed: PrefectServer
+) -> None:
+    ui.open(page(deployed, f"deployments/deployment/{deployment_id(deployed, 'pipeline')}/run"))
+    ui.fill_json("Settings", '{"dedup": {"rows": 0}}')
+    ui.find("button", "Submit").click()
+    ui.wait_for_text("'settings.dedup.rows'. Failure reason: 0 is less than the minimum of 1")
+    ui.screenshot("refused")
+
+
 def test_a_person_fills_the_rerun_form_and_sees_progress_and_tables_of_the_run(
     ui: Browser, deployed: PrefectServer, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe(tmp_path / "store")
     form = page(deployed, f"deployments/deployment/{deployment_id(deployed, 'rerun')}/run")
     ui.open(form)
-    ui.fill("recipe", yaml.safe_dump(recipe, default_flow_style=True, width=10_000))
-    ui.find("button[aria-label='Select flow']").click()
-    ui.find("[role=option]", "curate").click()
-    ui.fill("Until Stage", "extract")
-    ui.field("Force", "button[normalize-space()='Add item']").click()
-    ui.fill("Force", "extract")
+    assert is_made_up(str(ui.find("form input").get_property("value"))), "the form's own name"
+    ui.choose("Flow", "curate")
+    ui.choose("Until", "extract")
+    ui.choose("Force", "extract")
     ui.fill("Reason", "asked for in the form")
+    ui.fill("Recipe", yaml.safe_dump(recipe, default_flow_style=True, width=10_000))
     ui.screenshot("rerun-form")
     ui.find("button", "Submit").click()
 
@@ -50,13 +83,18 @@ def test_a_person_fills_the_rerun_form_and_sees_progress_and_tables_of_the_run(
 
     def queued() -> bool:
         found = deployed.request("POST", "/flow_runs/filter", body | {"sort": "START_TIME_DESC"})
-        runs[:] = [r["id"] for r in found if r["parameters"]["recipe"]["store"] == recipe["store"]]
+        runs[:] = [
+            r["id"] for r in found if r["parameters"]["settings"]["store"] == recipe["store"]
+        ]
         return bool(runs)
 
     wait_until(queued, timeout_seconds=90, what="the run that the form asked for")
     assert deployed.wait_for(runs[0]) == "COMPLETED"
     (manifest,) = (tmp_path / "store" / "extract").glob("*/manifest.json")
     assert "asked for in the form" in manifest.read_text()
+
+    name = deployed.request("GET", f"/flow_runs/{runs[0]}")["name"]
+    assert name.startswith("tiny · curate until extract, extract anew · ")
 
     ui.open(page(deployed, f"runs/flow-run/{runs[0]}"))
     ui.wait_for_text("RUN extract built")

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.services.prefect_server import PrefectServer
+from tests.services.prefect_server import REPOSITORY, PrefectServer
 from tests.services.processes import ServiceProcess, descendants, free_port, wait_until
 from tests.stack.submissions import measure
 
@@ -118,6 +119,48 @@ def test_a_worker_killed_by_9_is_started_again_and_the_server_goes_on(laptop: La
     greet = laptop.create_deployment("tests/stack/sample_flows.py:greet", pool="cpu")
     assert laptop.wait_for(laptop.submit(greet)) == "COMPLETED"
     assert server.is_running()
+
+
+def test_the_readme_s_commands_of_a_laptop_hold_as_written_one_after_the_other(
+    laptop: Laptop, tmp_path: Path
+) -> None:
+    """All lines, word by word, but for port, home and store, which are the test's own."""
+    text = (REPOSITORY / "README.md").read_text()
+    section = text.partition("**A laptop.**")[2].partition("**One GPU box.**")[0]
+    first, *lines = re.findall(r"^    (.*)$", section, flags=re.MULTILINE)
+    assert first == "make up"
+    own = {
+        "http://127.0.0.1:4200/api": laptop.api_url,
+        "~/.prefect/lmpipe-auth-string": str(laptop.secret),
+        ".venv/bin/lmpipe run demo": f"{sys.executable} -m flows.cli run demo --set store.root="
+        + str(tmp_path / "store"),
+    }
+    script = "\n".join(lines)
+    for written, here in own.items():
+        assert written in script
+        script = script.replace(written, here)
+    environment = {k: v for k, v in laptop.environment.items() if not k.startswith("PREFECT_API")}
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    plan, approved = (line.rpartition("/")[2] for line in done.stdout.splitlines())
+    assert laptop.wait_for(plan) == "COMPLETED"
+    pipeline = laptop.queued_by(plan)
+    assert laptop.wait_for(approved, frozenset({"PAUSED"})) == "PAUSED"
+    assert laptop.state(pipeline) in ("SCHEDULED", "PENDING", "RUNNING")
+    laptop.cancel(pipeline)
+    laptop.request("POST", f"/flow_runs/{approved}/resume", {})
+    assert laptop.wait_for(approved, frozenset({"COMPLETED"})) == "COMPLETED"
+    queued = laptop.request("GET", f"/flow_runs/{laptop.queued_by(approved)}")
+    assert re.fullmatch(r"demo · pipeline, select anew · [-\d]+ [:\d]+", queued["name"])
+    laptop.cancel(queued["id"])
+    assert laptop.wait_for(pipeline, frozenset({"CANCELLED"})) == "CANCELLED"
 
 
 def test_sigterm_ends_all_its_processes(laptop: Laptop) -> None:
