@@ -81,11 +81,11 @@ kenlm: setup  ## build lmplz and build_binary from kenlm's own source into .venv
 OUT ?= build/model.kenlm
 .PHONY: kenlm-model
 kenlm-model:
-	$(BIN)/python -m lmpipe.curation.perplexity --vocabulary build/vocabulary.txt $(TEXT) > build/train.txt
+	$(BIN)/python -m lmpipe.curation.quality.perplexity --vocabulary build/vocabulary.txt $(TEXT) > build/train.txt
 	$(BIN)/lmplz -o 3 --prune 0 2 3 --limit_vocab_file build/vocabulary.txt --discount_fallback -S 25% \
 	    --temp_prefix build/ < build/train.txt > build/model.arpa
 	$(BIN)/build_binary -q 8 -b 8 -a 22 trie build/model.arpa $(OUT)
 
 clean:  ## remove caches and build products; .venv and artifacts stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
-	find lmpipe tasks flows tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find lmpipe tasks flows deployments tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,7 +80,7 @@ def _earlier_crawls(recipe: PipelineConfig) -> list[Documents]:
     """Return the crawls that a new one must not repeat."""
     if not recipe.dedup_index:
         return []
-    from lmpipe.curation.dedup_index import open_index
+    from lmpipe.curation.dedup.index import open_index
 
     return open_index(recipe.settings().store, recipe.dedup_index)
 

@@ -16,35 +16,32 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flows.stores import default_root
+from flows.store_root import default_root
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
 from lmpipe.alignment.sft import SftConfig
 from lmpipe.artifacts.source import PathOrUrl, SourceSpec
 from lmpipe.artifacts.store import Store
-from lmpipe.curation.decontaminate import DecontaminateConfig
-from lmpipe.curation.dedup import DedupConfig
-from lmpipe.curation.dedup_passages import DedupPassagesConfig
-from lmpipe.curation.extract import ExtractConfig
-from lmpipe.curation.import_documents import ImportDocumentsConfig
-from lmpipe.curation.mask import MaskConfig
-from lmpipe.curation.quality_classifier import (
+from lmpipe.curation.decontamination.config import DecontaminateConfig
+from lmpipe.curation.dedup.config import DedupConfig
+from lmpipe.curation.extraction.config import ExtractConfig, ImportDocumentsConfig
+from lmpipe.curation.passages.config import DedupPassagesConfig
+from lmpipe.curation.privacy.config import MaskConfig
+from lmpipe.curation.quality.config import (
     NsfwClassifierConfig,
     QualityClassifierConfig,
+    SignalsConfig,
     ToxicityClassifierConfig,
 )
-from lmpipe.curation.resample import ResampleConfig
-from lmpipe.curation.select import SelectConfig
-from lmpipe.curation.signals import SignalsConfig
+from lmpipe.curation.selection.config import ResampleConfig, SelectConfig
 from lmpipe.errors import ConfigError, did_you_mean
-from lmpipe.evaluation.evaluate import EvaluateConfig
-from lmpipe.report.report import ReportConfig
+from lmpipe.evaluation.config import EvaluateConfig
+from lmpipe.report.config import ReportConfig
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.redaction import Redactor
 from lmpipe.scaling.scale import ScaleConfig
-from lmpipe.tokenization.shards import ShardsConfig
-from lmpipe.tokenization.tokenizer import TokenizerConfig
-from lmpipe.tokenization.vocabulary import VocabularyConfig
+from lmpipe.token_data.shards import ShardsConfig
+from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
 from lmpipe.training.mixing import MAIN
 from lmpipe.training.pretrain import PretrainConfig
 from tasks.conductor import Settings

@@ -16,11 +16,11 @@ from flows.pretrain import pretrain
 from flows.recipe import PipelineConfig
 from flows.scale import scale
 from flows.tokenize import tokenize
-from flows.worker import ends_with_worker
+from flows.worker_watch import ends_with_worker
 from lmpipe.artifacts.events import Event
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import StoreError, StoreRefused
 from tasks.bridge import Listener, PrefectConductor
 from tasks.conductor import conducted_by

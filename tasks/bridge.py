@@ -20,11 +20,11 @@ from typing import Any, Protocol, cast
 
 from lmpipe.artifacts.build import find
 from lmpipe.artifacts.events import Event
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.lookup import identify, read_manifest
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.stage import A, Inputs, Stage
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import InputError, LmpipeError, RunFailed
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.redaction import Redactor

@@ -1,14 +1,14 @@
 """Tasks that turn raw crawl into clean documents."""
 
-from lmpipe.curation import decontaminate as decontaminate_
-from lmpipe.curation import dedup as dedup_
-from lmpipe.curation import dedup_passages as dedup_passages_
-from lmpipe.curation import extract as extract_
-from lmpipe.curation import mask as mask_
-from lmpipe.curation import quality_classifier as quality_classifier_
-from lmpipe.curation import resample as resample_
-from lmpipe.curation import select as select_
-from lmpipe.curation import signals as signals_
+from lmpipe.curation.decontamination import decontaminate as decontaminate_
+from lmpipe.curation.dedup import dedup as dedup_
+from lmpipe.curation.extraction import extract as extract_
+from lmpipe.curation.passages import dedup_passages as dedup_passages_
+from lmpipe.curation.privacy import mask as mask_
+from lmpipe.curation.quality import quality_classifier as quality_classifier_
+from lmpipe.curation.quality import signals as signals_
+from lmpipe.curation.selection import resample as resample_
+from lmpipe.curation.selection import select as select_
 from tasks.bridge import as_task
 
 extract = as_task(extract_.extract, retries=2, tags=("cpu",))

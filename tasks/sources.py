@@ -1,7 +1,7 @@
 """Tasks that bring data in."""
 
 from lmpipe.artifacts import source as source_
-from lmpipe.curation import import_documents as import_documents_
+from lmpipe.curation.extraction import import_documents as import_documents_
 from tasks.bridge import as_task
 from tasks.conductor import Policy, SourceTask
 

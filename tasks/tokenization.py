@@ -1,6 +1,6 @@
 """Tasks that turn documents into token shards."""
 
-from lmpipe.tokenization import shards as shards_
+from lmpipe.token_data import shards as shards_
 from lmpipe.tokenization import tokenizer as tokenizer_
 from lmpipe.tokenization import vocabulary as vocabulary_
 from tasks.bridge import as_task

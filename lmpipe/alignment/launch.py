@@ -7,7 +7,7 @@ from typing import Any
 from lmpipe.alignment.config import AlignmentConfig
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.types import Checkpoint
-from lmpipe.benchmarks.contamination import FILE, ContaminationRecord, record_in
+from lmpipe.eval_items.contamination_record import FILE, ContaminationRecord, record_in
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 

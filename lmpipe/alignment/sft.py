@@ -14,7 +14,8 @@ from lmpipe.alignment.packing import Overflow
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Source
-from lmpipe.benchmarks.contamination import (
+from lmpipe.errors import ConfigError
+from lmpipe.eval_items.contamination_record import (
     ACCEPT_DESCRIPTION,
     FILE,
     LIMIT_DESCRIPTION,
@@ -24,7 +25,6 @@ from lmpipe.benchmarks.contamination import (
     record_in,
     record_of_files,
 )
-from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import check_ranks
 

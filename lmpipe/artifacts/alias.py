@@ -10,7 +10,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
-from lmpipe.artifacts.lookup import home, read_manifest
+from lmpipe.artifacts.lookup import home, list_manifests, list_stages, read_manifest
 from lmpipe.artifacts.manifest import Manifest
 from lmpipe.artifacts.provenance import now
 from lmpipe.artifacts.store import Store
@@ -89,3 +89,24 @@ def read_alias(store: Store, name: str) -> Manifest | None:
     alias = json.loads(data)
     entry = read_manifest(store, alias["stage"], alias["id"])
     return entry[0] if entry else None
+
+
+def find_by_prefix(store: Store, prefix: str) -> Manifest:
+    """Return the one artifact with this alias, or whose id, or stage/id, starts with `prefix`.
+
+    Raises:
+        StoreError: none or several match; several are listed. Or the manifest that does is damaged.
+    """
+    if (named := read_alias(store, prefix)) is not None:
+        return named
+    stage, _, start = prefix.rpartition("/")
+    found = list_manifests(store, stage or None, start=start)
+    if not found and not stage and prefix in list_stages(store):
+        found = list_manifests(store, prefix, damaged=[])[:1]
+    if len(found) != 1:
+        names = ", ".join(f"{m.stage}/{m.id}" for m in found[:8]) or "none"
+        raise StoreError(
+            f"{prefix!r} must name one artifact in {store.root}; it matches {names}. `lmpipe ls "
+            f"--store {store.root}` lists them"
+        )
+    return found[0]

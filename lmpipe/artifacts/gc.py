@@ -38,6 +38,13 @@ from dataclasses import dataclass
 
 from lmpipe.artifacts.alias import list_aliases
 from lmpipe.artifacts.attempts import spent_on
+from lmpipe.artifacts.leases import (
+    SILENCE_SECONDS,
+    Holder,
+    bury_dead_runs,
+    find_holders,
+    find_silent,
+)
 from lmpipe.artifacts.lock import LEASE_SECONDS, RELEASED, BuildLock, Watch
 from lmpipe.artifacts.lookup import list_stages, read_manifest
 from lmpipe.artifacts.output import HOW_FAR
@@ -53,13 +60,6 @@ from lmpipe.artifacts.retention import (
 )
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import Tombstone, covers, read_tombstone, write_tombstone
-from lmpipe.artifacts.uses import (
-    SILENCE_SECONDS,
-    Holder,
-    bury_dead_runs,
-    find_holders,
-    find_silent,
-)
 
 READS_AT_A_TIME = 16
 DELETES_PER_CHECK = 2000  # objects deleted between two looks whether the lock is still ours

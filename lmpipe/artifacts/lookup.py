@@ -118,29 +118,6 @@ def list_manifests(
     return sorted(found, key=lambda manifest: manifest.provenance.finished, reverse=True)
 
 
-def find_by_prefix(store: Store, prefix: str) -> Manifest:
-    """Return the one artifact with this alias, or whose id, or stage/id, starts with `prefix`.
-
-    Raises:
-        StoreError: none or several match; several are listed. Or the manifest that does is damaged.
-    """
-    from lmpipe.artifacts.alias import read_alias
-
-    if (named := read_alias(store, prefix)) is not None:
-        return named
-    stage, _, start = prefix.rpartition("/")
-    found = list_manifests(store, stage or None, start=start)
-    if not found and not stage and prefix in list_stages(store):
-        found = list_manifests(store, prefix, damaged=[])[:1]
-    if len(found) != 1:
-        names = ", ".join(f"{m.stage}/{m.id}" for m in found[:8]) or "none"
-        raise StoreError(
-            f"{prefix!r} must name one artifact in {store.root}; it matches {names}. `lmpipe ls "
-            f"--store {store.root}` lists them"
-        )
-    return found[0]
-
-
 def nearest(
     store: Store, stage: Stage[Any], config: StageConfig, inputs: Inputs
 ) -> tuple[Manifest, list[Difference]] | None:

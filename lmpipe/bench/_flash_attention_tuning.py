@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from lmpipe.bench import Row, row
-from lmpipe.bench.flash_attention import BENCH, Shape, compile_beforehand, prepare, seconds
+from lmpipe.bench._flash_attention_timing import BENCH, Shape, compile_beforehand, prepare, seconds
 from lmpipe.kernels import flash_attention_settings as settings
 from lmpipe.kernels.flash_attention_launch import HOPPER_KERNELS
 

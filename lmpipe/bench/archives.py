@@ -54,8 +54,8 @@ def run(options: dict[str, Any]) -> list[Row]:
 
 def read_file(path: Path) -> dict[str, float]:
     """Count a file's records, its pages with text and by reason, and name its first bad offset."""
-    from lmpipe.curation.html import MainText
-    from lmpipe.curation.warc import Census, WarcPages
+    from lmpipe.curation.crawl.warc import Census, WarcPages
+    from lmpipe.curation.extraction.extractors import MainText
 
     census = Census()
     outcomes: Counter[str] = Counter()
@@ -95,7 +95,7 @@ def num_undefined(path: Path, num_cuts: int) -> int:
 
 def _pages(path: Path) -> dict[str, tuple[int, str]]:
     """Return {id: (offset, reason for removal or an empty string)} of a file's pages."""
-    from lmpipe.curation.warc import Census, WarcPages
+    from lmpipe.curation.crawl.warc import Census, WarcPages
 
     pages = WarcPages(path, path.name, "archives", _MAX_PAGE_BYTES, Census()).run()
     return {

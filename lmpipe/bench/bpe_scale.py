@@ -104,7 +104,7 @@ def _alone(work: Any, *arguments: Any) -> Any:
 
 
 def _train(paths: list[str], vocab_size: int, threads: int) -> dict[str, float]:
-    from lmpipe.tokenization.tokenizer import TokenizerConfig
+    from lmpipe.tokenization.config import TokenizerConfig
     from lmpipe.tokenization.training import count_pieces, train_bpe
 
     config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it

@@ -93,7 +93,7 @@ def _measure(impl: str, options: dict[str, Any], vocab_size: int) -> tuple[float
 def _compile() -> None:
     import numpy as np
 
-    from lmpipe.tokenization.pieces import PieceCounts
+    from lmpipe.tokenization.pre_tokens import PieceCounts
     from lmpipe.tokenization.training import train_bpe
 
     counts, other = PieceCounts("cl100k", 0, 64), PieceCounts("cl100k", 0, 64)
@@ -103,7 +103,7 @@ def _compile() -> None:
 
 
 def _train_ours(settings: Options, vocab_size: int) -> None:
-    from lmpipe.tokenization.tokenizer import TokenizerConfig
+    from lmpipe.tokenization.config import TokenizerConfig
     from lmpipe.tokenization.training import count_pieces, train_bpe
 
     config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it

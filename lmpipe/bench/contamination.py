@@ -34,9 +34,9 @@ class Options(BaseModel):
 
 def run(options: dict[str, Any]) -> list[Row]:
     """Return counts, precision and recall."""
-    from lmpipe.benchmarks.items import benchmark_name, read_items
-    from lmpipe.curation.contamination_of_files import LocalFiles, texts_of_records
-    from lmpipe.curation.ngram_index import NgramIndex
+    from lmpipe.curation.decontamination.ngram_index import NgramIndex
+    from lmpipe.curation.decontamination.scan_files import LocalFiles, texts_of_records
+    from lmpipe.eval_items.items import benchmark_name, read_items
 
     settings = Options.model_validate(options)
     train, test = Path(settings.train), Path(settings.test)
@@ -81,8 +81,8 @@ def _in_pages(settings: Options, index: Any, asked: list[str]) -> list[Row]:
 
 def _found(index: Any, texts: list[str], share: float) -> set[tuple[int, int]]:
     """Return which text holds which item."""
-    from lmpipe.curation.contamination import flag_documents, scan_texts
-    from lmpipe.curation.decontaminate import DecontaminateConfig
+    from lmpipe.curation.decontamination.config import DecontaminateConfig
+    from lmpipe.curation.decontamination.matching import flag_documents, scan_texts
 
     config = DecontaminateConfig(min_share=share)
     flags, _ = flag_documents(scan_texts(index, texts, 0), index, config)

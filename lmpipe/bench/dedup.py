@@ -26,7 +26,7 @@ from lmpipe.bench import Row, row
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
-    from lmpipe.curation.dedup import DedupConfig
+    from lmpipe.curation.dedup.config import DedupConfig
 
 
 class Options(BaseModel):
@@ -98,7 +98,8 @@ def texts_of(path: str) -> list[str]:
     if path.endswith(".parquet"):
         return [str(text) for text in pq.read_table(path, columns=["text"])["text"].to_pylist()]
     from lmpipe.artifacts.source import SourceSpec, pin, source
-    from lmpipe.curation.extract import ExtractConfig, extract
+    from lmpipe.curation.extraction.config import ExtractConfig
+    from lmpipe.curation.extraction.extract import extract
     from lmpipe.documents.read import read_documents
 
     with tempfile.TemporaryDirectory(prefix="lmpipe-bench-") as folder:
@@ -125,8 +126,8 @@ def _best(work: Callable[[], None]) -> float:
 def _signatures(texts: list[str]) -> None:
     import pyarrow as pa
 
-    from lmpipe.curation.minhash import HashFamily, signatures
-    from lmpipe.curation.word_hashes import hash_words
+    from lmpipe.curation.dedup.minhash import HashFamily, signatures
+    from lmpipe.curation.text.word_hashes import hash_words
 
     family = HashFamily.from_seed(0, 112)
     for start in range(0, len(texts), 1024):
@@ -144,7 +145,8 @@ def _rensa(texts: list[str]) -> None:
 
 
 def _stage_seconds(texts: list[str], folder: Path) -> float:
-    from lmpipe.curation.dedup import DedupConfig, dedup
+    from lmpipe.curation.dedup.config import DedupConfig
+    from lmpipe.curation.dedup.dedup import dedup
 
     folder.mkdir()
     store, runtime = Store(str(folder / "store")), Runtime()
@@ -165,7 +167,7 @@ def given_documents(texts: list[str], folder: Path, store: Store) -> Documents:
 
 def kept_ids(texts: list[str], config: "DedupConfig") -> list[str]:
     """Return which of the texts, by their numbers as ids, the stage keeps."""
-    from lmpipe.curation.dedup import dedup
+    from lmpipe.curation.dedup.dedup import dedup
     from lmpipe.documents.read import read_documents
 
     with tempfile.TemporaryDirectory(prefix="lmpipe-bench-") as folder:

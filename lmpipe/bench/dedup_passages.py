@@ -17,7 +17,8 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.bench import Row, row
 from lmpipe.bench.dedup import given_documents, texts_of
-from lmpipe.curation.dedup_passages import DedupPassagesConfig, dedup_passages
+from lmpipe.curation.passages.config import DedupPassagesConfig
+from lmpipe.curation.passages.dedup_passages import dedup_passages
 from lmpipe.runtime import Runtime
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
-from lmpipe.curation.clusters import Clusters, join_keys
-from lmpipe.curation.minhash import band_keys
+from lmpipe.curation.dedup.clusters import Clusters, join_keys
+from lmpipe.curation.dedup.minhash import band_keys
 
 BATCH = 200_000
 

@@ -71,9 +71,10 @@ def bench_documents(
 
 def run(options: dict[str, Any]) -> list[Row]:
     """Return megabytes of text per second of ours and of tiktoken."""
+    from lmpipe.token_data.shards import ShardsConfig, shards
+    from lmpipe.tokenization.config import TokenizerConfig
     from lmpipe.tokenization.encoding import Encoding
-    from lmpipe.tokenization.shards import ShardsConfig, shards
-    from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
+    from lmpipe.tokenization.tokenizer import tokenizer
 
     settings = Options.model_validate(options)
     runtime = Runtime(workers=settings.threads)

@@ -37,7 +37,7 @@ class Options(BaseModel):
 
 def run(options: dict[str, Any]) -> list[Row]:
     """Return one row per extractor and metric."""
-    from lmpipe.curation.html import Extractor, extract_page
+    from lmpipe.curation.extraction.extractors import Extractor, extract_page
 
     settings = Options.model_validate(options)
     truth, pages = read_labelled(Path(settings.folder))

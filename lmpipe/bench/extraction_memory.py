@@ -33,7 +33,7 @@ class Options(BaseModel):
 
 def run(options: dict[str, Any]) -> list[Row]:
     """Return the largest resident sizes, in ten rows each for worker and child."""
-    from lmpipe.curation.html import MainText
+    from lmpipe.curation.extraction.extractors import MainText
 
     settings = Options.model_validate(options)
     texts = MainText(settings.extractor, 20.0, 2 << 30)
@@ -56,7 +56,7 @@ def run(options: dict[str, Any]) -> list[Row]:
 def _pages(settings: Options) -> Iterator[Any]:
     from glob import glob
 
-    from lmpipe.curation.warc import Census, WarcPages
+    from lmpipe.curation.crawl.warc import Census, WarcPages
 
     paths = [Path(found) for path in settings.paths for found in sorted(glob(path))]  # noqa: PTH207
     while True:

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.artifacts.source import SourceSpec, pin
 from lmpipe.bench import Row, row
-from lmpipe.curation.language import LanguageIdentifier, load_fasttext, normalise_language
-from lmpipe.curation.signals import SignalsConfig
+from lmpipe.curation.quality.config import SignalsConfig
+from lmpipe.curation.quality.language import LanguageIdentifier, load_fasttext, normalise_language
 from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 

@@ -20,11 +20,11 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import TokenShards
 from lmpipe.bench import Row, row
 from lmpipe.runtime import Runtime
-from lmpipe.tokenization.blocks import BlockCache
-from lmpipe.tokenization.order import SequenceOrder
-from lmpipe.tokenization.reading import TokenReader
-from lmpipe.tokenization.shard_file import pack_shard
-from lmpipe.tokenization.shards import INDEX_SCHEMA
+from lmpipe.token_data.block_cache import BlockCache
+from lmpipe.token_data.dataset import TokenReader
+from lmpipe.token_data.order import SequenceOrder
+from lmpipe.token_data.shard_file import pack_shard
+from lmpipe.token_data.shards import INDEX_SCHEMA
 
 STEP_SEQUENCES = 64  # that are asked for together, as in a training step
 

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
-from lmpipe.curation.pii import TYPES, find, iban_end, luhn
-from lmpipe.curation.words import split_sentences
+from lmpipe.curation.privacy.pii import TYPES, find, iban_end, luhn
+from lmpipe.curation.text.words import split_sentences
 from lmpipe.documents.text_files import json_lines
 from lmpipe.errors import InputError
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
-from lmpipe.curation.measures import measure
-from lmpipe.curation.rules import Thresholds, broken_rules
-from lmpipe.curation.words import Spans
+from lmpipe.curation.quality.measures import measure
+from lmpipe.curation.quality.rules import Thresholds, broken_rules
+from lmpipe.curation.text.words import Spans
 from lmpipe.errors import InputError
 
 FILTERS: dict[str, tuple[str, str, dict[str, str]]] = {

@@ -13,7 +13,8 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store
 from lmpipe.bench import Row, row
-from lmpipe.curation.quality_classifier import QualityClassifierConfig, quality_classifier
+from lmpipe.curation.quality.config import QualityClassifierConfig
+from lmpipe.curation.quality.quality_classifier import quality_classifier
 from lmpipe.runtime import Runtime
 
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator
-
 from lmpipe.artifacts.output import Output
-from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
-from lmpipe.errors import did_you_mean
+from lmpipe.evaluation.config import TASK_FOLDER, EvaluateConfig
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names, resolve_device
 from lmpipe.runtime.preflight import check_device
@@ -37,34 +34,6 @@ LIBRARY_SETTINGS = {
     "TQDM_DISABLE": "1",  # lm-eval's bars would fill the run's log; progress goes out as events
     "TOKENIZERS_PARALLELISM": "false",
 }
-TASK_FOLDER = Path(__file__).parent / "tasks"
-
-
-class EvaluateConfig(StageConfig):
-    """What to ask the model."""
-
-    tasks: tuple[str, ...] = Field(
-        ("blimp", "docs_cloze", "docs_text"),
-        min_length=1,
-        max_length=64,
-        description="Names of task files in lmpipe/evaluation/tasks.",
-    )
-    limit: int = Field(0, ge=0, le=10**9, description="Items per task, from the first; 0 for all.")
-
-    def identity_files(self) -> tuple[Path, ...]:
-        """Return the tasks' files: what is asked and how it is scored."""
-        return tuple(TASK_FOLDER / f"{name}.yaml" for name in self.tasks)
-
-    @field_validator("tasks")
-    @classmethod
-    def _known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        known = sorted(path.stem for path in TASK_FOLDER.glob("*.yaml"))
-        for name in tasks:
-            if name not in known:
-                raise ValueError(f"unknown task {name!r}; {did_you_mean(name, known)}")
-        if len(set(tasks)) != len(tasks):
-            raise ValueError(f"a task is named twice in {list(tasks)}")
-        return tasks
 
 
 def data_files(task: str) -> dict[str, str]:
@@ -93,7 +62,7 @@ def evaluate(
 ) -> Scores:
     """Score `checkpoint` on the tasks; write scores, facts of the tasks, and every answer."""
     os.environ.update(LIBRARY_SETTINGS)  # read when the libraries are imported, just below
-    from lmpipe.benchmarks.contamination import record_in
+    from lmpipe.eval_items.contamination_record import record_in
     from lmpipe.evaluation.flags import clean_scores, flag_samples
     from lmpipe.evaluation.harness import run_tasks, task_config, task_file
 

@@ -9,8 +9,8 @@ them is what contamination bought.
 from collections import Counter
 from typing import Any
 
-from lmpipe.benchmarks.contamination import ContaminationRecord
-from lmpipe.benchmarks.items import Files, benchmark_digest, benchmark_name
+from lmpipe.eval_items.contamination_record import ContaminationRecord
+from lmpipe.eval_items.items import Files, benchmark_digest, benchmark_name
 
 JsonObject = dict[str, Any]
 

@@ -24,7 +24,7 @@ from lm_eval.tasks import TaskManager
 from lmpipe.artifacts.types import Source
 from lmpipe.documents.text_files import utf8_copy
 from lmpipe.errors import InputError
-from lmpipe.evaluation.evaluate import TASK_FOLDER
+from lmpipe.evaluation.config import TASK_FOLDER
 
 JsonObject = dict[str, Any]
 

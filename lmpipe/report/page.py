@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lmpipe.artifacts.types import Artifact
 from lmpipe.report.blocks import Page
+from lmpipe.report.config import ReportConfig
 from lmpipe.report.read import Run, moment
-from lmpipe.report.report import ReportConfig
 from lmpipe.report.sections import (
     accounts,
     classifiers,

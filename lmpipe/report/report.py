@@ -6,30 +6,11 @@ that has neither torch nor a network.
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from lmpipe.artifacts.output import Output
-from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Artifact, Report
+from lmpipe.report.config import ReportConfig
 from lmpipe.runtime import Runtime
-
-
-class ReportConfig(StageConfig):
-    """What the page is called and how much it quotes."""
-
-    title: str = Field(
-        "lmpipe run", min_length=1, max_length=200, description="Heading of the page."
-    )
-    recipe: str = Field(
-        "demo", max_length=400, description="Recipe named in the commands that repeat the run."
-    )
-    samples_per_reason: int = Field(
-        3, ge=0, le=50, description="Removed documents quoted for each reason."
-    )
-    kept_samples: int = Field(6, ge=0, le=100, description="Kept documents quoted.")
-    failed: tuple[str, ...] = Field(
-        (), description="Steps that failed or were not run, and why; a run fills it in."
-    )
 
 
 @stage(version=1, kind="statistical")

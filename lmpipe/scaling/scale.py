@@ -128,8 +128,8 @@ def scale(
     runtime: Runtime,
 ) -> ScalingFit:
     """Run the sweep in ranks, fit the law to all runs but the largest, and predict that one."""
-    from lmpipe.tokenization.index import check_holds_a_sequence
-    from lmpipe.tokenization.shard_file import verify_shards
+    from lmpipe.token_data.index import check_holds_a_sequence
+    from lmpipe.token_data.shard_file import verify_shards
     from lmpipe.training.launch import run_ranks
     from lmpipe.training.mixing import reference
 

@@ -16,9 +16,9 @@ from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.scaling.scale import ScaleConfig
-from lmpipe.tokenization.blocks import BlockCache
-from lmpipe.tokenization.order import SequenceOrder
-from lmpipe.tokenization.reading import TokenReader
+from lmpipe.token_data.block_cache import BlockCache
+from lmpipe.token_data.dataset import TokenReader
+from lmpipe.token_data.order import SequenceOrder
 from lmpipe.training.data import cut
 from lmpipe.training.engine import TrainingEngine, join_ranks
 from lmpipe.training.loop import language_model_loss, measure_loss

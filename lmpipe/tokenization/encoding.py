@@ -21,7 +21,7 @@ from lmpipe.errors import ConfigError, InputError
 from lmpipe.tokenization.patterns import recognise
 
 if TYPE_CHECKING:
-    from lmpipe.tokenization.merging import BufferEncoder
+    from lmpipe.tokenization.bulk_encoding import BufferEncoder
 
 RANKS = "ranks.tiktoken"
 _NOTHING: frozenset[str] = frozenset()
@@ -64,7 +64,7 @@ class Encoding:
 
     def buffer_encoder(self) -> "BufferEncoder | None":
         """Return a compiled encoder that ends documents with EOS; None for a custom pattern."""
-        from lmpipe.tokenization.merging import BufferEncoder
+        from lmpipe.tokenization.bulk_encoding import BufferEncoder
 
         rules = recognise(self.pattern)
         return BufferEncoder(self._ranks, *rules, self.eos) if rules else None

@@ -2,7 +2,7 @@ r"""Pre-tokenisation: how text is cut into pieces that no merge crosses.
 
 The patterns are those published with GPT-2 and with tiktoken's cl100k_base and o200k_base, with the
 number of digits in a piece as an option. Training cuts with a compiled scanner of the same language
-(`pieces.py`); encoders run the regular expression itself. A custom pattern is cut by the module
+(`pre_tokens.py`); encoders run the regular expression itself. A custom pattern is cut by the module
 `regex`, some 30 times slower.
 
 \s stands for Unicode's White_Space, as in tiktoken and in tokenizers, without \x1c … \x1f.

@@ -4,77 +4,17 @@ Ids: bytes 0-255 are themselves, then merges in the order in which they were lea
 """
 
 import json
-from typing import Any, Self
-
-from pydantic import Field, model_validator
+from typing import Any
 
 from lmpipe.artifacts.output import Output
-from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Documents, Tokenizer
-from lmpipe.errors import ConfigError, InputError
+from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
-from lmpipe.tokenization.patterns import PatternName, pattern_regex
+from lmpipe.tokenization.config import TokenizerConfig
+from lmpipe.tokenization.patterns import pattern_regex
 
 REPORT_BYTES = 1 << 18  # of text per language in the report
-
-
-class TokenizerConfig(StageConfig):
-    """What vocabulary to learn."""
-
-    vocab_size: int = Field(
-        32_768, ge=1, le=1 << 20, description="Tokens in all: 256 bytes, merges and specials."
-    )
-    pattern: PatternName = Field(
-        "cl100k", description="How text is cut into pieces that no token crosses."
-    )
-    custom_pattern: str = Field(
-        "", description="The regular expression of pattern=custom (module `regex`)."
-    )
-    digits: int = Field(
-        0, ge=0, le=16, description="Most digits in a piece; 0: as the pattern was published."
-    )
-    min_frequency: int = Field(
-        2, ge=1, le=1 << 40, description="Pairs that occur less often are never merged."
-    )
-    specials: tuple[str, ...] = Field(
-        ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"),
-        min_length=1,
-        description="Special tokens; the first ends documents.",
-    )
-    max_piece_bytes: int = Field(
-        128,
-        ge=4,
-        le=4096,
-        description="Longer pieces are counted in parts while training, which bounds the length "
-        "of a token, and the cost of scripts without spaces.",
-    )
-    max_training_bytes: int = Field(
-        1 << 29,
-        ge=1,
-        description="More text than this is sampled by document id, which bounds memory.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        smallest = 256 + len(self.specials)
-        if self.vocab_size < smallest:
-            raise ConfigError(
-                f"vocab_size={self.vocab_size} must be at least {smallest}: 256 bytes and "
-                f"{len(self.specials)} specials; raise vocab_size, or name fewer specials"
-            )
-        for name in self.specials:
-            if not name or self.specials.count(name) > 1:
-                raise ConfigError(
-                    f"specials={list(self.specials)} must be distinct and not empty: take "
-                    f"{name!r} out, or spell it otherwise"
-                )
-        pattern_regex(self.pattern, self.digits, self.custom_pattern)
-        return self
-
-    @property
-    def num_merges(self) -> int:
-        """How many merges fill the vocabulary."""
-        return self.vocab_size - 256 - len(self.specials)
 
 
 @stage(version=3, kind="exact")

@@ -22,12 +22,12 @@ import regex
 
 from lmpipe.artifacts.types import Documents
 from lmpipe.tokenization.arrow import utf8
-from lmpipe.tokenization.merges import learn_merges
+from lmpipe.tokenization.merge_learning import learn_merges
 from lmpipe.tokenization.patterns import pattern_regex
-from lmpipe.tokenization.pieces import PieceCounts
+from lmpipe.tokenization.pre_tokens import PieceCounts
 
 if TYPE_CHECKING:
-    from lmpipe.tokenization.tokenizer import TokenizerConfig
+    from lmpipe.tokenization.config import TokenizerConfig
 
 RowGroup = tuple[str, int]
 

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import Field
 
 from lmpipe.artifacts.output import Output
-from lmpipe.artifacts.stage import StageConfig, stage
+from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Documents, Measures, Source, Tokenizer, TokenShards
 from lmpipe.documents.text_files import as_utf8
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
-from lmpipe.tokenization.shard_file import HEADER_BYTES, token_dtype
-from lmpipe.tokenization.shards import document_hash
-from lmpipe.tokenization.tokenizer import TokenizerConfig
+from lmpipe.token_data.shard_file import HEADER_BYTES, token_dtype
+from lmpipe.token_data.shards import document_hash
+from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
 
 if TYPE_CHECKING:
     from lmpipe.tokenization.encoding import Encoding
@@ -33,27 +32,6 @@ FILE = "vocabulary.json"
 WORD = re.compile(r"\w+|.", re.DOTALL)  # the course's word tokenizer
 NUM_LISTED = 16
 Texts = dict[str, list[str]]
-
-
-class VocabularyConfig(StageConfig):
-    """What is measured, and on how much text."""
-
-    sizes: tuple[int, ...] = Field(
-        (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536),
-        min_length=1,
-        max_length=32,
-        description="Vocabularies that are compared, specials included; those that the text cannot "
-        "fill are left out.",
-    )
-    held_out_bytes: int = Field(
-        1 << 19, ge=1, le=1 << 32, description="Held-out text of each language that is encoded."
-    )
-    training_bytes: int = Field(
-        1 << 26, ge=1, description="Text that the compared vocabularies learn from, a sample."
-    )
-    counted_tokens: int = Field(
-        1 << 26, ge=1, description="Training tokens in which uses of each token are counted."
-    )
 
 
 @stage(version=1, kind="exact")

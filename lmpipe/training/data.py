@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmpipe.tokenization.order import SequenceOrder
+from lmpipe.token_data.order import SequenceOrder
 
 IGNORED = -100
 
 
 class Sequences(Protocol):
-    """Numbered sequences of T+1 tokens; lmpipe.tokenization.reading.TokenReader is one."""
+    """Numbered sequences of T+1 tokens; lmpipe.token_data.dataset.TokenReader is one."""
 
     @property
     def num_sequences(self) -> int:

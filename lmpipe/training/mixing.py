@@ -1,7 +1,7 @@
 """Several token sets in one run: the recipe's words for it, and the sets as one body of sequences.
 
 `main` is what the recipe curates itself; the others are named in `sources.mixture`. How the order
-comes about stands in lmpipe/tokenization/mixture.py.
+comes about stands in lmpipe/token_data/mixture.py.
 """
 
 import math
@@ -16,8 +16,8 @@ from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import TokenShards, open_artifact
 from lmpipe.errors import ConfigError, StoreError
-from lmpipe.tokenization.mixture import MixtureOrder, MixtureSource, MixtureStage
-from lmpipe.tokenization.reading import TokenReader
+from lmpipe.token_data.dataset import TokenReader
+from lmpipe.token_data.mixture import MixtureOrder, MixtureSource, MixtureStage
 
 MAIN = "main"
 

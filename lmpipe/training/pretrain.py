@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Tokenizer, TokenShards
-from lmpipe.benchmarks.contamination import (
+from lmpipe.errors import ConfigError
+from lmpipe.eval_items.contamination_record import (
     ACCEPT_DESCRIPTION,
     FILE,
     LIMIT_DESCRIPTION,
@@ -18,13 +19,12 @@ from lmpipe.benchmarks.contamination import (
     merge,
     record_of,
 )
-from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
+from lmpipe.token_data.index import SplitIndex, check_holds_a_sequence
+from lmpipe.token_data.packing import PackingName, lay_out
+from lmpipe.token_data.shard_file import verify_shards
 from lmpipe.tokenization.encoding import text_bytes_of_tokens
-from lmpipe.tokenization.index import SplitIndex, check_holds_a_sequence
-from lmpipe.tokenization.packing import PackingName, lay_out
-from lmpipe.tokenization.shard_file import verify_shards
 from lmpipe.training.launch import check_ranks, run_ranks
 from lmpipe.training.mixing import MixtureConfig, check_token_sets, reference
 from lmpipe.training.optimizer import OptimizerSettings

@@ -6,8 +6,8 @@ from typing import Any
 
 from lmpipe.model import cost
 from lmpipe.model.huggingface import save_weights
-from lmpipe.tokenization.blocks import BlockCache
-from lmpipe.tokenization.reading import TokenReader
+from lmpipe.token_data.block_cache import BlockCache
+from lmpipe.token_data.dataset import TokenReader
 from lmpipe.training.data import GlobalBatches, Order
 from lmpipe.training.engine import join_ranks
 from lmpipe.training.loop import (

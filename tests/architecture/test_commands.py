@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from flows.cli import app
+from deployments.cli import app
 from flows.recipe import load_recipe
 from flows.run import COMPOSITIONS
 from tasks.plan import step_names

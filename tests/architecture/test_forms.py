@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
-from flows import deployed
-from flows.deploy import Site, default_parameters, deployment, read_file
-from flows.form import form, stage_choices
+from deployments import deployed
+from deployments.deploy import Site, default_parameters, deployment, read_file
+from deployments.form import form, stage_choices
 from flows.recipe import INSTALLATION, load_recipe, parse_recipe
 from flows.remote import deployed_parameters
 from flows.run import COMPOSITIONS
@@ -23,7 +23,7 @@ FILE = read_file(VALUES | {"LMPIPE_API_URL": "http://host/api"})
 POOLS = FILE["definitions"]["pools"]
 ENTRIES = pytest.mark.parametrize("entry", FILE["deployments"], ids=lambda entry: entry["name"])
 STAGE_FORMS = [e for e in FILE["deployments"] if e["name"] not in ("rerun", "housekeeping")]
-PIPELINE = form("flows/deployed.py:pipeline")
+PIPELINE = form("deployments/deployed.py:pipeline")
 
 
 def check(**parameters: Any) -> None:
@@ -111,7 +111,7 @@ def test_settings_may_be_a_part_of_a_recipe_or_all_of_it() -> None:
 
 
 def test_flows_to_choose_from_are_those_with_a_deployment() -> None:
-    flows = form("flows/deployed.py:rerun")["properties"]["flow"]["enum"]
+    flows = form("deployments/deployed.py:rerun")["properties"]["flow"]["enum"]
     assert set(flows) == {entry["name"] for entry in STAGE_FORMS} == set(COMPOSITIONS)
 
 

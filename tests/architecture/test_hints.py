@@ -5,7 +5,7 @@ import re
 import pytest
 import typer
 
-from flows.cli import app
+from deployments.cli import app
 from tests.architecture.modules import REPOSITORY
 
 NAMED = re.compile(r"`(?:\.venv/bin/)?lmpipe ([a-z-]+)")

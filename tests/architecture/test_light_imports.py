@@ -52,7 +52,7 @@ def test_stage_and_config_declarations_import_nothing_heavy() -> None:
 
 
 def test_tasks_and_flows_import_nothing_heavy() -> None:
-    names = [name for package in ("tasks", "flows") for name, _ in modules(package)]
+    names = [name for package in ("tasks", "flows", "deployments") for name, _ in modules(package)]
     assert {"tasks", "flows"} <= set(names)
     assert _dragged_in(HEAVY, names) == {}
 
@@ -71,7 +71,7 @@ def test_plan_answers_within_three_seconds(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "flows.cli",
+        "deployments.cli",
         "plan",
         "demo",
         "--set",
@@ -86,5 +86,5 @@ def test_plan_answers_within_three_seconds(tmp_path: Path) -> None:
         seconds.append(time.perf_counter() - started)
         assert done.returncode == 0, done.stderr
     assert min(seconds) < 3, (
-        f"took {min(seconds):.1f} s; see `python -X importtime -m flows.cli plan demo`"
+        f"took {min(seconds):.1f} s; see `python -X importtime -m deployments.cli plan demo`"
     )

@@ -14,10 +14,10 @@ import time
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.gc import collect
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.lookup import identify
 from lmpipe.artifacts.retention import RetentionPolicy
 from lmpipe.artifacts.store import Store
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import CopyConfig, CountConfig, copy, count
 

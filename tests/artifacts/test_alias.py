@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from lmpipe.artifacts.alias import drop_alias, list_aliases, set_alias
+from lmpipe.artifacts.alias import drop_alias, find_by_prefix, list_aliases, set_alias
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.gc import collect
-from lmpipe.artifacts.lookup import find_by_prefix, list_manifests
+from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact
 from lmpipe.errors import ConfigError, StoreError

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lmpipe.artifacts.alias import find_by_prefix
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.lock import BuildLock
-from lmpipe.artifacts.lookup import find_by_prefix, identify, nearest
+from lmpipe.artifacts.lookup import identify, nearest
 from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.store import Store
 from lmpipe.errors import InputError, LockLost, StageFailed, StoreError, StoreUnavailable

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from flows.operations import unfinished_lines
+from flows.cli.operations import unfinished_lines
 from lmpipe.artifacts import gc
 from lmpipe.artifacts.alias import set_alias
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.gc import collect, preview
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.lock import BuildLock
 from lmpipe.artifacts.lookup import home, identify, read_manifest
 from lmpipe.artifacts.output import Output
@@ -23,7 +24,6 @@ from lmpipe.artifacts.stage import Stage, StageConfig
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import Tombstone, read_tombstone, when_collected, write_tombstone
 from lmpipe.artifacts.types import Artifact
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import LockLost, StageFailed, StoreError, StoreUnavailable
 from lmpipe.runtime import Runtime
 from tests.artifacts.gc_processes import NOTHING_STAYS, disturb, start

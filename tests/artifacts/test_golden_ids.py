@@ -17,7 +17,8 @@ from lmpipe.artifacts.lookup import identify, nearest
 from lmpipe.artifacts.manifest import Manifest
 from lmpipe.artifacts.stage import StageConfig
 from lmpipe.artifacts.store import Store
-from lmpipe.evaluation.evaluate import EvaluateConfig, evaluate
+from lmpipe.evaluation.config import EvaluateConfig
+from lmpipe.evaluation.evaluate import evaluate
 from lmpipe.runtime import Runtime
 from lmpipe.training.pretrain import PretrainConfig
 from tests.artifacts.golden_ids import ids

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmpipe.bench import contamination, dedup_passages, dedup_scale, minhash_recall
-from lmpipe.curation.word_hashes import hash_words
+from lmpipe.curation.text.word_hashes import hash_words
 from lmpipe.errors import ConfigError
 
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmpipe.bench import _flash_attention_timing as timing
 from lmpipe.bench import _flash_attention_tuning as tuning
 from lmpipe.bench import flash_attention as bench
 from lmpipe.errors import ConfigError
@@ -15,15 +16,15 @@ from lmpipe.kernels.flash_attention import document_bounds, visible_mask
 @pytest.mark.parametrize("kind", ["causal", "full", "gqa", "window", "packed"])
 @pytest.mark.parametrize("length", [512, 2048])
 def test_work_is_the_pairs_that_see_each_other(kind: str, length: int) -> None:
-    shape = bench.Shape(length, 64, kind)
+    shape = timing.Shape(length, 64, kind)
     bounds = document_bounds(shape.documents[None]) if kind == "packed" else None
     row = torch.empty(1, length, 1, 1)
     assert shape.num_pairs == int(visible_mask(row, row, shape.pattern, bounds).sum())
-    assert shape.batch * length == bench.NUM_TOKENS
+    assert shape.batch * length == timing.NUM_TOKENS
 
 
 def test_a_packed_row_holds_eight_documents() -> None:
-    assert bench.Shape(512, 64, "packed").documents.unique().numel() == 8
+    assert timing.Shape(512, 64, "packed").documents.unique().numel() == 8
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from lmpipe.curation.perplexity import normalise_lines
+from lmpipe.curation.quality.perplexity import normalise_lines
 
 
 def arpa(texts: Sequence[str]) -> str:

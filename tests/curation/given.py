@@ -67,7 +67,7 @@ class MeasuredConfig(StageConfig):
 @stage(version=1, kind="exact")
 def measured(out: Output[Documents], config: MeasuredConfig, *, runtime: Runtime) -> Documents:
     """Documents whose signals a test says; every rule's measure is 0 where it says nothing."""
-    from lmpipe.curation.rules import RULES
+    from lmpipe.curation.quality.rules import RULES
 
     plain = {rule.column: (False if rule.kind == "flag" else 0) for rule in RULES}
     for number, rows in enumerate(config.shards):

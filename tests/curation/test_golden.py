@@ -10,20 +10,20 @@ import json
 import pytest
 
 from lmpipe.artifacts.types import Documents
-from lmpipe.curation.decontaminate import DecontaminateConfig, decontaminate
-from lmpipe.curation.extract import ExtractConfig, extract
-from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
-from lmpipe.curation.language import load_fasttext
-from lmpipe.curation.quality_classifier import (
-    QualityClassifierConfig,
-    positive_score,
-    quality_classifier,
-)
-from lmpipe.curation.select import SelectConfig, select
-from lmpipe.curation.signals import SignalsConfig, signals
+from lmpipe.curation.decontamination.config import DecontaminateConfig
+from lmpipe.curation.decontamination.decontaminate import decontaminate
+from lmpipe.curation.extraction.config import ExtractConfig, ImportDocumentsConfig
+from lmpipe.curation.extraction.extract import extract
+from lmpipe.curation.extraction.import_documents import import_documents
+from lmpipe.curation.quality.config import QualityClassifierConfig, SignalsConfig
+from lmpipe.curation.quality.language import load_fasttext
+from lmpipe.curation.quality.quality_classifier import positive_score, quality_classifier
+from lmpipe.curation.quality.signals import signals
+from lmpipe.curation.selection.config import SelectConfig
+from lmpipe.curation.selection.select import select
 from lmpipe.documents.read import read_documents, read_removed
 from tests.curation.conftest import WARC, Workbench
-from tests.curation.test_select import EXAMPLES, LANGUAGE, PERPLEXITY
+from tests.curation.selection.test_select import EXAMPLES, LANGUAGE, PERPLEXITY
 
 # columns that came later: they count where they hold a value, so that older digests stay good
 LATER = {"toxicity", "nsfw", "num_adult_words", "is_blocked"}

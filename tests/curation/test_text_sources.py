@@ -8,14 +8,15 @@ import pytest
 
 from lmpipe.alignment.chat import read_conversations
 from lmpipe.artifacts.source import SourceSpec, pin
-from lmpipe.benchmarks.items import read_benchmarks
-from lmpipe.curation.block_lists import read_block_lists
-from lmpipe.curation.contamination_of_files import LocalFiles, texts_of_records
-from lmpipe.curation.perplexity import _texts
-from lmpipe.curation.quality_classifier import QualityClassifierConfig, _read_examples
-from lmpipe.curation.resample import target_texts
+from lmpipe.curation.decontamination.scan_files import LocalFiles, texts_of_records
+from lmpipe.curation.quality.block_lists import read_block_lists
+from lmpipe.curation.quality.config import QualityClassifierConfig
+from lmpipe.curation.quality.perplexity import _texts
+from lmpipe.curation.quality.quality_classifier import _read_examples
+from lmpipe.curation.selection.resample import target_texts
+from lmpipe.eval_items.items import read_benchmarks
 from tests.curation.conftest import Workbench
-from tests.curation.test_import_documents import MARKED
+from tests.curation.extraction.test_import_documents import MARKED
 
 TEXT = "one\u2028sentence\x85 of 鐘"  # two ends of lines to str.splitlines, none to JSON
 

@@ -17,7 +17,8 @@ from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
 from lmpipe.errors import InputError
-from lmpipe.evaluation.evaluate import TASK_FOLDER, EvaluateConfig, evaluate
+from lmpipe.evaluation.config import TASK_FOLDER, EvaluateConfig
+from lmpipe.evaluation.evaluate import evaluate
 from lmpipe.runtime import Runtime
 from tests.evaluation.tiny import make_tokenizer, save_tiny_llama
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import open_artifact
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import ConfigError, RunFailed
-from lmpipe.report.report import ReportConfig
+from lmpipe.report.config import ReportConfig
 from lmpipe.runtime import Runtime
 from tasks.bridge import PrefectConductor, as_task
 from tasks.conductor import Settings, conducted_by

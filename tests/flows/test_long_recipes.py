@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import local
+from flows.cli import local
 from flows.recipe import PipelineConfig, load_recipe
 from flows.remote import SHOWN_PATHS, in_short, submit_rerun
 from flows.terminal import Terminal

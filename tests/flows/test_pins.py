@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.local import run_locally
+from flows.cli.local import run_locally
 from flows.recipe import RECIPES, PipelineConfig, load_recipe
 from flows.run import plan_run
 from flows.terminal import Terminal

@@ -12,9 +12,9 @@ from flows.recipe import PipelineConfig, load_recipe
 from lmpipe.artifacts import store as store_module
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.events import Event
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import Tombstone, write_tombstone
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.errors import StoreRefused
 from lmpipe.runtime import Runtime
 from tasks.bridge import as_task

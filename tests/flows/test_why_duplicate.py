@@ -1,13 +1,15 @@
 import pytest
 from rich.console import Console
 
-from flows.lineage import print_fate
-from lmpipe.curation.dedup import DedupConfig, dedup
-from lmpipe.curation.dedup_passages import DedupPassagesConfig, dedup_passages
+from flows.cli.lineage import print_fate
+from lmpipe.curation.dedup.config import DedupConfig
+from lmpipe.curation.dedup.dedup import dedup
+from lmpipe.curation.passages.config import DedupPassagesConfig
+from lmpipe.curation.passages.dedup_passages import dedup_passages
 from lmpipe.errors import StoreError
 from tests.curation.conftest import Workbench
+from tests.curation.dedup.test_dedup import prose
 from tests.curation.given import given, id_of, shards
-from tests.curation.test_dedup import prose
 
 
 def test_why_shows_what_a_duplicate_says_that_its_keeper_does_not(tmp_path, capsys):

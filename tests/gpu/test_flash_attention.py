@@ -174,7 +174,7 @@ def test_takes_more_elements_than_an_int32_counts() -> None:
 
 @pytest.mark.parametrize("head_size", [64, 128])
 def test_is_no_slower_than_torchs_flash_attention(head_size: int) -> None:
-    from lmpipe.bench.flash_attention import Shape, measure
+    from lmpipe.bench._flash_attention_timing import Shape, measure
 
     shape = Shape(length=4096, head_size=head_size)
     ours, theirs = measure("lmpipe", shape), measure("flash", shape)

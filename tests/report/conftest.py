@@ -7,7 +7,8 @@ import pytest
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, Report
-from lmpipe.report.report import ReportConfig, report
+from lmpipe.report.config import ReportConfig
+from lmpipe.report.report import report
 from lmpipe.runtime import Runtime
 from tests.report.fake_run import make_run
 

@@ -32,7 +32,7 @@ from lmpipe.artifacts.types import (
     Tokenizer,
     TokenShards,
 )
-from lmpipe.curation.quality_classifier import held_out_report
+from lmpipe.curation.quality.quality_classifier import held_out_report
 from lmpipe.runtime import Runtime
 
 HOSTILE = '<script>alert("x")</script><img src=http://evil.example/p.png> `|*_ ```\n</pre></html>'

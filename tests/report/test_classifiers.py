@@ -5,16 +5,19 @@ from typing import Any
 import pytest
 
 from lmpipe.artifacts.types import Artifact
-from lmpipe.curation.draws import Ensemble
-from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
-from lmpipe.curation.perplexity_buckets import PerplexityBuckets
-from lmpipe.curation.quality_classifier import (
+from lmpipe.curation.extraction.config import ImportDocumentsConfig
+from lmpipe.curation.extraction.import_documents import import_documents
+from lmpipe.curation.quality.config import (
     NsfwClassifierConfig,
     QualityClassifierConfig,
-    quality_classifier,
+    SignalsConfig,
 )
-from lmpipe.curation.select import SelectConfig, select
-from lmpipe.curation.signals import SignalsConfig, signals
+from lmpipe.curation.quality.quality_classifier import quality_classifier
+from lmpipe.curation.quality.signals import signals
+from lmpipe.curation.selection.config import SelectConfig
+from lmpipe.curation.selection.perplexity_buckets import PerplexityBuckets
+from lmpipe.curation.selection.sampling import Ensemble
+from lmpipe.curation.selection.select import select
 from lmpipe.documents.read import read_documents, read_removed
 from lmpipe.report.blocks import Cell, Charts, Table
 from lmpipe.report.read import Run
@@ -22,7 +25,7 @@ from lmpipe.report.sections import classifiers, data
 from tests.curation.arpa import arpa
 from tests.curation.conftest import Workbench
 from tests.curation.labelled import nsfw_examples
-from tests.curation.test_select import EXAMPLES, LANGUAGE, OFF
+from tests.curation.selection.test_select import EXAMPLES, LANGUAGE, OFF
 
 CONFIG = SelectConfig(
     languages={},

@@ -15,8 +15,9 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, Report
 from lmpipe.documents.schema import document_id
 from lmpipe.report.blocks import Code, Table
+from lmpipe.report.config import ReportConfig
 from lmpipe.report.read import DocumentStep, Run, read_values
-from lmpipe.report.report import ReportConfig, report
+from lmpipe.report.report import report
 from lmpipe.report.sections import vocabulary
 from lmpipe.report.sections.accounts import reproduce
 from lmpipe.report.wording import percent

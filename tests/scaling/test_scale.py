@@ -25,9 +25,9 @@ from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
 from lmpipe.scaling.scale import ScaleConfig, describe, scale, sweep_series
 from lmpipe.scaling.sweep_rank import Sweep
-from lmpipe.tokenization.order import SequenceOrder
-from lmpipe.tokenization.reading import TokenReader
-from lmpipe.tokenization.shard_file import pack_shard
+from lmpipe.token_data.dataset import TokenReader
+from lmpipe.token_data.order import SequenceOrder
+from lmpipe.token_data.shard_file import pack_shard
 
 VOCAB = 61
 TINY = ScaleConfig(

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from flows.worker import WORKER_SETTINGS
+from deployments.worker import WORKER_SETTINGS
 from tests.services.postgres import Postgres
 from tests.services.processes import ServiceProcess, free_port
 from tests.services.redis import Redis
@@ -71,7 +71,7 @@ class PrefectServer:
         self.process = ServiceProcess(
             "prefect-server",
             [
-                *(sys.executable, "-m", "prefect" if prefects_own else "flows.sqlite_server"),
+                *(sys.executable, "-m", "prefect" if prefects_own else "deployments.sqlite_server"),
                 *("server", "start", *options),
             ],
             folder,
@@ -195,7 +195,7 @@ class PrefectServer:
     def lmpipe(self, folder: Path, *arguments: str, **environment: str) -> str:
         """Run the command `lmpipe` as a client of the server and return what it printed."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            [sys.executable, "-m", "deployments.cli", *arguments],
             env=self.environment | environment,
             cwd=folder,
             capture_output=True,

@@ -112,7 +112,7 @@ def lmpipe_worker(
     """`lmpipe worker cpu`, started only by the tests that ask for it."""
     process = ServiceProcess(
         "lmpipe-worker",
-        [sys.executable, "-m", "flows.cli", "worker", "cpu"],
+        [sys.executable, "-m", "deployments.cli", "worker", "cpu"],
         tmp_path_factory.mktemp("worker"),
         environment=deployed.environment | {"PREFECT_WORKER_QUERY_SECONDS": "2"},
     )

@@ -7,7 +7,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.run import Silent
-from flows.worker import ends_with_worker
+from flows.worker_watch import ends_with_worker
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime

@@ -12,7 +12,7 @@ from pydantic import Field
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.types import Checkpoint, Documents
-from lmpipe.curation.decontaminate import warn_of_contamination
+from lmpipe.curation.decontamination.decontaminate import warn_of_contamination
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 from lmpipe.training.loss_watch import LossWatch

@@ -8,7 +8,8 @@ from prefect.runtime import flow_run
 from flows.run import Silent
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
-from lmpipe.report.report import ReportConfig, report
+from lmpipe.report.config import ReportConfig
+from lmpipe.report.report import report
 from lmpipe.runtime import Runtime
 from lmpipe.training.pretrain import pretrain
 from tasks.bridge import PrefectConductor, as_task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.automations import ALARMS
+from deployments.automations import ALARMS
 from tests.services.prefect_server import REPOSITORY, PrefectServer, ProcessWorker
 from tests.services.processes import wait_until
 from tests.services.receiver import Receiver
@@ -71,7 +71,7 @@ def office(deployed: PrefectServer, tmp_path_factory: pytest.TempPathFactory) ->
 
     Slack's block takes no host but Slack's own, except through Apprise's other schemes. Mattermost,
     which takes messages in Slack's format, stands in: same block type, same action, plain HTTP.
-    What the block sends to Slack itself is in tests/flows/test_notifications.py.
+    What the block sends to Slack itself is in tests/deployments/test_notifications.py.
     """
     receiver, token = Receiver(), secrets.token_hex(13)
     urls = {

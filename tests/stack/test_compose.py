@@ -195,7 +195,7 @@ def node(deployed_stack: Compose, tmp_path: Path) -> Iterator[Compose]:
     stack.compose(*deploy, "--cpu-pool", "cpu-docker", "--gpu-pool", "cpu-docker", "--gpus", "32")
     worker = ServiceProcess(
         "node-worker",
-        [sys.executable, "-m", "flows.cli", "worker", "cpu-docker"],
+        [sys.executable, "-m", "deployments.cli", "worker", "cpu-docker"],
         tmp_path,
         environment=stack.environment | stack.store_environment | stack.engine.environment,
     )

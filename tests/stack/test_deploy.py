@@ -26,7 +26,7 @@ def lmpipe(
 ) -> str:
     """Run the command as a client of the server and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments],
+        [sys.executable, "-m", "deployments.cli", *arguments],
         env=server.environment | dict(environment or {}),
         cwd=folder,
         capture_output=True,
@@ -117,8 +117,8 @@ def deploy_file(server: PrefectServer, folder: Path, text: str, *options: str) -
     file = folder / "prefect.yaml"
     file.write_text(text)
     program = (
-        "import sys, pathlib, flows.deploy; flows.deploy.FILE = pathlib.Path(sys.argv.pop(1)); "
-        "import flows.cli; flows.cli.main()"
+        "import sys, pathlib, deployments.deploy as d; d.FILE = pathlib.Path(sys.argv.pop(1)); "
+        "import deployments.cli; deployments.cli.main()"
     )
     command = [sys.executable, "-c", program, str(file), "deploy", "--folder", str(REPOSITORY)]
     done = subprocess.run(

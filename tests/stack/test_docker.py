@@ -41,7 +41,7 @@ def docker_worker(
     """`lmpipe worker cpu-docker`, with the keys of the store in its environment."""
     process = ServiceProcess(
         "lmpipe-worker",
-        [sys.executable, "-m", "flows.cli", "worker", "cpu-docker"],
+        [sys.executable, "-m", "deployments.cli", "worker", "cpu-docker"],
         tmp_path_factory.mktemp("worker"),
         environment=in_containers.environment
         | docker_engine.environment

@@ -10,9 +10,9 @@ import s3fs
 from lmpipe.artifacts.alias import set_alias
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.gc import collect, preview
+from lmpipe.artifacts.leases import RunUses
 from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.store import Store
-from lmpipe.artifacts.uses import RunUses
 from lmpipe.runtime import Runtime
 from tests.artifacts.gc_processes import NOTHING_STAYS, disturb, start
 from tests.artifacts.stages import CopyConfig, CountConfig, copy, count

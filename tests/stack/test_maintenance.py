@@ -43,7 +43,7 @@ def test_old_runs_go_with_logs_and_artifacts_and_a_store_is_collected(
     store = Store(str(tmp_path / "store"))
     made = build(count, CountConfig(), {}, store=store, runtime=Runtime())
 
-    deployment = server.create_deployment("flows/deployed.py:housekeeping", pool="cpu")
+    deployment = server.create_deployment("deployments/deployed.py:housekeeping", pool="cpu")
     run = server.submit(
         deployment,
         runs={"days": 0, "tags": [tag]},

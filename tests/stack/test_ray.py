@@ -7,11 +7,12 @@ import pytest
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
-from lmpipe.curation.dedup import DedupConfig, dedup
+from lmpipe.curation.dedup.config import DedupConfig
+from lmpipe.curation.dedup.dedup import dedup
 from lmpipe.runtime import Runtime
 from tests.artifacts.stages import CountConfig, count
+from tests.curation.dedup.test_dedup import texts
 from tests.curation.given import given, removed, shards
-from tests.curation.test_dedup import texts
 
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore")]
 ray = pytest.importorskip("ray")

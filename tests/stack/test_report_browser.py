@@ -15,9 +15,10 @@ from lmpipe.model.bill import Bill, Plan
 from lmpipe.model.sizes import SIZES
 from lmpipe.report import bill as bill_page
 from lmpipe.report.accounting import account, make_page
+from lmpipe.report.config import ReportConfig
 from lmpipe.report.html import write_html
 from lmpipe.report.prices import Prices
-from lmpipe.report.report import ReportConfig, report
+from lmpipe.report.report import report
 from lmpipe.runtime import Runtime
 from tests.report.attempts import invented
 from tests.report.fake_run import make_run

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.automations import crash_zombies
+from deployments.automations import crash_zombies
 from lmpipe.artifacts.lookup import home, identify, read_manifest
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Checkpoint
@@ -39,7 +39,7 @@ class Site:
         self.num_workers += 1
         worker = ServiceProcess(
             f"worker-{self.num_workers}",
-            [sys.executable, "-m", "flows.cli", "worker", POOL],
+            [sys.executable, "-m", "deployments.cli", "worker", POOL],
             self.folder,
             environment=self.server.environment
             | {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"},
@@ -125,7 +125,7 @@ def third_checkpoint(store: Store) -> bool:
 
 
 def verify(store: Store) -> str:
-    command = [sys.executable, "-m", "flows.cli", "verify", "--store", store.root]
+    command = [sys.executable, "-m", "deployments.cli", "verify", "--store", store.root]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-from flows.automations import requeue_crashed
+from deployments.automations import requeue_crashed
 from tests.services.postgres import Postgres
 from tests.services.prefect_server import REPOSITORY, PrefectServer, redis_settings
 from tests.services.processes import ServiceProcess, wait_until

@@ -13,7 +13,8 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
-from lmpipe.curation.import_documents import ImportDocumentsConfig, import_documents
+from lmpipe.curation.extraction.config import ImportDocumentsConfig
+from lmpipe.curation.extraction.import_documents import import_documents
 from lmpipe.runtime import Runtime
 from tests.services.refusing_proxy import RefusingProxy
 from tests.services.seaweedfs import SeaweedFS

@@ -17,8 +17,8 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import TokenShards
 from lmpipe.runtime import Runtime
-from lmpipe.tokenization.blocks import BLOCK_BYTES, BlockCache
-from lmpipe.tokenization.reading import TokenReader
+from lmpipe.token_data.block_cache import BLOCK_BYTES, BlockCache
+from lmpipe.token_data.dataset import TokenReader
 from lmpipe.training.pretrain import pretrain
 from tests.services.seaweedfs import SeaweedFS
 from tests.training.test_pretrain import MIXED, mixed_inputs

@@ -28,7 +28,7 @@ class Laptop(PrefectServer):
         self.secret = home / "lmpipe-auth-string"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         environment |= {"PREFECT_HOME": str(home), "PREFECT_WORKER_QUERY_SECONDS": "2"}
-        command = [sys.executable, "-m", "flows.cli", "up", "--port", str(self.port)]
+        command = [sys.executable, "-m", "deployments.cli", "up", "--port", str(self.port)]
         self.process = ServiceProcess("up", command, folder, environment=environment)
 
     @property
@@ -132,8 +132,8 @@ def test_the_readme_s_commands_of_a_laptop_hold_as_written_one_after_the_other(
     own = {
         "http://127.0.0.1:4200/api": laptop.api_url,
         "~/.prefect/lmpipe-auth-string": str(laptop.secret),
-        ".venv/bin/lmpipe run demo": f"{sys.executable} -m flows.cli run demo --set store.root="
-        + str(tmp_path / "store"),
+        ".venv/bin/lmpipe run demo": f"{sys.executable} -m deployments.cli run demo"
+        f" --set store.root={tmp_path / 'store'}",
     }
     script = "\n".join(lines)
     for written, here in own.items():

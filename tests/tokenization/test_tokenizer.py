@@ -14,14 +14,15 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents, Tokenizer
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
+from lmpipe.tokenization.config import TokenizerConfig
 from lmpipe.tokenization.encoding import Encoding
 from lmpipe.tokenization.patterns import PatternName, pattern_regex
-from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
+from lmpipe.tokenization.tokenizer import tokenizer
 from lmpipe.tokenization.training import count_pieces, train_bpe
 from lmpipe.training.pretrain import write_tokenizer_files
 from tests.tokenization import reference
 from tests.tokenization.conftest import Make
-from tests.tokenization.test_pieces import TRICKY as TEXT
+from tests.tokenization.test_pre_tokens import TRICKY as TEXT
 
 TEXTS = [
     "The cat sat on the mat, didn't it? The 12345 cats' hats cost £9.99 in 2024!",

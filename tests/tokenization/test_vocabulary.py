@@ -11,12 +11,13 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents, Measures, Source, Tokenizer, TokenShards
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
+from lmpipe.token_data.shards import ShardsConfig, document_hash, shards
+from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
 from lmpipe.tokenization.encoding import Encoding
 from lmpipe.tokenization.huggingface import byte_characters
-from lmpipe.tokenization.shards import ShardsConfig, document_hash, shards
-from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
+from lmpipe.tokenization.tokenizer import tokenizer
 from lmpipe.tokenization.training import count_pieces, train_bpe
-from lmpipe.tokenization.vocabulary import FILE, VocabularyConfig, vocabulary
+from lmpipe.tokenization.vocabulary import FILE, vocabulary
 from tests.tokenization.conftest import Make
 
 SENTENCE = "the cat sat on the mat and the dog ran after the hat of a man that had a fan"
@@ -130,7 +131,7 @@ def test_the_plain_tokenizers_stand_beside_it_by_language(
 def test_uses_are_those_of_the_training_tokens(made: Made) -> None:
     import numpy as np
 
-    from lmpipe.tokenization.shard_file import map_tokens
+    from lmpipe.token_data.shard_file import map_tokens
 
     result = made.measure().read_json(FILE)["tokens"]
     encoding = Encoding.load(made.tokenizer)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmpipe.tokenization.reading import TokenReader
+from lmpipe.token_data.dataset import TokenReader
 from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch
 from tests.training.token_shards import EOS, write_shards
 

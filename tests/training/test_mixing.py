@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
-from lmpipe.tokenization.reading import TokenReader
+from lmpipe.token_data.dataset import TokenReader
 from lmpipe.training.data import IGNORED, GlobalBatches
 from lmpipe.training.mixing import MixedSequences, MixtureConfig
 from lmpipe.training.pretrain import PretrainConfig

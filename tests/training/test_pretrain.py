@@ -23,9 +23,10 @@ from lmpipe.errors import ConfigError, InputError
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.huggingface import load_model
 from lmpipe.runtime import Runtime
+from lmpipe.token_data.dataset import TokenReader
+from lmpipe.tokenization.config import TokenizerConfig
 from lmpipe.tokenization.encoding import format_ranks
-from lmpipe.tokenization.reading import TokenReader
-from lmpipe.tokenization.tokenizer import TokenizerConfig, tokenizer
+from lmpipe.tokenization.tokenizer import tokenizer
 from lmpipe.training.data import cut
 from lmpipe.training.loop import MeasuredLoss, language_model_loss
 from lmpipe.training.mixing import MixtureConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lmpipe.tokenization.shard_file import pack_shard
+from lmpipe.token_data.shard_file import pack_shard
 
 VOCAB, EOS = 64, 63
 
