@@ -1,7 +1,7 @@
 """`lmpipe bench bpe_scale`: time and memory of BPE training over the amount of text, up to 1 GB.
 
 More text than is at hand is made of it: the same documents again, their words permuted between
-documents, so that pieces stay those of the language and documents those of no one. That happens
+documents, so that pre-tokens stay those of the language and documents those of no one. That happens
 before the measured time and in another process, each size trains in a fresh one.
 """
 
@@ -62,7 +62,7 @@ def run(options: dict[str, Any]) -> list[Row]:
             row("bpe_scale", "lmpipe", case, "learn", found["learn"], "s"),
             row("bpe_scale", "lmpipe", case, "cpu", found["cpu"], "s"),
             row("bpe_scale", "lmpipe", case, "peak_memory", found["peak_mb"], "MB"),
-            row("bpe_scale", "lmpipe", case, "distinct_pieces", found["pieces"], "pieces"),
+            row("bpe_scale", "lmpipe", case, "distinct_pieces", found["pre_tokens"], "pre-tokens"),
         ]
     if settings.plot:
         Path(settings.plot).write_text(draw(points), encoding="utf-8")
@@ -105,13 +105,13 @@ def _alone(work: Any, *arguments: Any) -> Any:
 
 def _train(paths: list[str], vocab_size: int, threads: int) -> dict[str, float]:
     from lmpipe.tokenization.config import TokenizerConfig
-    from lmpipe.tokenization.training import count_pieces, train_bpe
+    from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
     config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it
     documents: Any = TextFiles(paths)
     _compile()
     start, cpu = time.perf_counter(), time.process_time()
-    counts, _ = count_pieces(documents, config, workers=threads)
+    counts, _ = count_pre_tokens(documents, config, workers=threads)
     counted = time.perf_counter()
     train_bpe(counts, vocab_size - 256, config.min_frequency)
     learnt = time.perf_counter()
@@ -120,7 +120,7 @@ def _train(paths: list[str], vocab_size: int, threads: int) -> dict[str, float]:
         "learn": learnt - counted,
         "cpu": time.process_time() - cpu,  # of all threads; other programs lengthen it little
         "peak_mb": _peak_bytes() / 1e6,
-        "pieces": len(counts),
+        "pre_tokens": len(counts),
     }
 
 

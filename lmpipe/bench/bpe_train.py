@@ -93,10 +93,10 @@ def _measure(impl: str, options: dict[str, Any], vocab_size: int) -> tuple[float
 def _compile() -> None:
     import numpy as np
 
-    from lmpipe.tokenization.pre_tokens import PieceCounts
+    from lmpipe.tokenization.pre_tokens import PreTokenCounts
     from lmpipe.tokenization.training import train_bpe
 
-    counts, other = PieceCounts("cl100k", 0, 64), PieceCounts("cl100k", 0, 64)
+    counts, other = PreTokenCounts("cl100k", 0, 64), PreTokenCounts("cl100k", 0, 64)
     counts.add_documents(np.frombuffer(b"one two", np.uint8), np.array([0, 7]))
     other.update(counts)
     train_bpe(other, 2, 1)
@@ -104,11 +104,11 @@ def _compile() -> None:
 
 def _train_ours(settings: Options, vocab_size: int) -> None:
     from lmpipe.tokenization.config import TokenizerConfig
-    from lmpipe.tokenization.training import count_pieces, train_bpe
+    from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
     config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it
     documents: Any = TextFiles(settings.paths)
-    counts, _ = count_pieces(documents, config, workers=settings.threads)
+    counts, _ = count_pre_tokens(documents, config, workers=settings.threads)
     train_bpe(counts, vocab_size - 256, config.min_frequency)
 
 

@@ -1,13 +1,14 @@
-"""Encode whole buffers of documents: scan, look pieces up, merge the few that are new.
+"""Encode whole buffers of documents: scan, look pre-tokens up, merge the few that are new.
 
 Text comes as it lies in Arrow's buffers and tokens go into one array, so there is no Python object
-per piece or per token, and the GIL is free. A table maps pieces to their tokens: it begins with the
-vocabulary and keeps pieces that had to be merged. Keys of up to 15 bytes are compared as two words
-beside their value, so a common piece costs one cache line.
+per pre-token or per token, and the GIL is free. A table maps pre-tokens to their tokens: it begins
+with the vocabulary and keeps pre-tokens that had to be merged. Keys of up to 15 bytes are compared
+as two words beside their value, so a common pre-token costs one cache line.
 
-The merge rule is tiktoken's, over the same ranks: a piece that is a token is that token; else the
-neighbours whose joined bytes have the lowest rank are joined first, from the left. tiktoken itself
-spends most of its time in a general regular expression and in a list of Python integers (LOG).
+The merge rule is tiktoken's, over the same ranks: a pre-token that is a token is that token; else
+the neighbours whose joined bytes have the lowest rank are joined first, from the left. tiktoken
+itself spends most of its time in a general regular expression and in a list of Python integers
+(LOG).
 """
 
 from typing import Any, NamedTuple
@@ -19,9 +20,9 @@ from lmpipe.tokenization.compiled import compiled
 from lmpipe.tokenization.pre_tokens import (
     SHORT_BYTES,
     character_kinds,
-    find_piece,
-    next_piece,
-    piece_key,
+    find_pre_token,
+    next_pre_token,
+    pre_token_key,
 )
 
 U8 = NDArray[np.uint8]
@@ -30,9 +31,9 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
 NO_RANK = 1 << 30
-MAX_KEPT_BYTES = 64  # longer pieces are merged anew each time
+MAX_KEPT_BYTES = 64  # longer pre-tokens are merged anew each time
 SCAN_BYTES = 48  # up to here a scan for the lowest rank beats a heap
-MAX_KEPT_PIECES = 1 << 17
+MAX_KEPT_PRE_TOKENS = 1 << 17
 
 # places in the state
 NUM_LONG, NUM_STORED, NUM_KEPT, DOCUMENT, POSITION, FILLED, ROOM = range(7)
@@ -43,14 +44,14 @@ class Tables(NamedTuple):
 
     slots: U64  # four words each: key, key, value, unused; the second is 0 in a free one
     pairs: U64  # two words each: left and right token plus 1, rank
-    words: U8  # bytes of the long pieces
+    words: U8  # bytes of the long pre-tokens
     ends: I64
-    stored: U32  # tokens of the pieces that have several
+    stored: U32  # tokens of the pre-tokens that have several
     state: I64
 
 
 class Scratch(NamedTuple):
-    """Room to merge one piece in, per byte of it."""
+    """Room to merge one pre-token in, per byte of it."""
 
     symbol: I64
     rank: I64
@@ -61,8 +62,8 @@ class Scratch(NamedTuple):
 
 @compiled
 def _put(tables: Tables, text: U8, start: int, stop: int, place: int, value: Any) -> bool:
-    """Store a piece in a free slot; False when there is no room for its bytes."""
-    low, high = piece_key(text, start, stop)
+    """Store a pre-token in a free slot; False when there is no room for its bytes."""
+    low, high = pre_token_key(text, start, stop)
     size = stop - start
     if size > SHORT_BYTES:
         word = tables.state[NUM_LONG]
@@ -83,8 +84,8 @@ def _put(tables: Tables, text: U8, start: int, stop: int, place: int, value: Any
 def _add_tokens(tables: Tables, data: U8, edges: I64, ids: I64) -> None:
     """Put every token of the vocabulary into the table."""
     for i in range(ids.size):
-        low, high = piece_key(data, edges[i], edges[i + 1])
-        place = find_piece(tables, data, edges[i], edges[i + 1], low, high)
+        low, high = pre_token_key(data, edges[i], edges[i + 1])
+        place = find_pre_token(tables, data, edges[i], edges[i + 1], low, high)
         _put(
             tables, data, edges[i], edges[i + 1], place,
             (np.uint64(ids[i]) << np.uint64(8)) | np.uint64(1),
@@ -117,10 +118,10 @@ def _add_pairs(tables: Tables, data: U8, edges: I64, ids: I64) -> int:
     for i in range(ids.size):
         start, stop = edges[i], edges[i + 1]
         for middle in range(start + 1, stop):
-            low, high = piece_key(data, start, middle)
-            left = find_piece(tables, data, start, middle, low, high)
-            low, high = piece_key(data, middle, stop)
-            right = find_piece(tables, data, middle, stop, low, high)
+            low, high = pre_token_key(data, start, middle)
+            left = find_pre_token(tables, data, start, middle, low, high)
+            low, high = pre_token_key(data, middle, stop)
+            right = find_pre_token(tables, data, middle, stop, low, high)
             if tables.slots[left + 1] == 0 or tables.slots[right + 1] == 0:
                 continue
             count += 1
@@ -226,11 +227,11 @@ def _merge_by_heap(pairs: U64, size: int, work: Scratch) -> int:
 
 
 @compiled
-def _new_piece(
+def _new_pre_token(
     tables: Tables, byte_ids: I64, work: Scratch, text: U8, start: int, end: int, place: int,
     out: U32, filled: int,
 ) -> int:  # fmt: skip
-    """Merge a piece that is not in the table, keep it there, and return where tokens end."""
+    """Merge a pre-token that is not in the table, keep it there, and return where tokens end."""
     size = end - start
     for k in range(size):
         work.symbol[k] = byte_ids[text[start + k]]
@@ -244,7 +245,7 @@ def _new_piece(
     begin = state[NUM_STORED]
     if (
         size <= MAX_KEPT_BYTES
-        and state[NUM_KEPT] < MAX_KEPT_PIECES
+        and state[NUM_KEPT] < MAX_KEPT_PRE_TOKENS
         and begin + count <= tables.stored.size
     ):
         value = (np.uint64(begin) << np.uint64(8)) | np.uint64(count)
@@ -263,7 +264,7 @@ def _encode(
     tables: Tables, byte_ids: I64, work: Scratch, rules: I64, kinds: U8, text: U8, edges: I64,
     out: U32, out_edges: I64,
 ) -> bool:  # fmt: skip
-    """Encode documents from where the state says; False when a piece needs more scratch."""
+    """Encode documents from where the state says; False when a pre-token needs more scratch."""
     family, digits, end_token = rules[0], rules[1], rules[2]
     state = tables.state
     filled = state[FILLED]
@@ -271,9 +272,9 @@ def _encode(
         stop = edges[state[DOCUMENT] + 1]
         position = max(state[POSITION], edges[state[DOCUMENT]])
         while position < stop:
-            end = next_piece(text, position, stop, kinds, family, digits)
-            low, high = piece_key(text, position, end)
-            place = find_piece(tables, text, position, end, low, high)
+            end = next_pre_token(text, position, stop, kinds, family, digits)
+            low, high = pre_token_key(text, position, end)
+            place = find_pre_token(tables, text, position, end, low, high)
             if tables.slots[place + 1] != 0:
                 value = tables.slots[place + 2]
                 count = np.int64(value & np.uint64(0xFF))
@@ -288,7 +289,9 @@ def _encode(
                 if end - position > work.symbol.size:
                     state[POSITION], state[FILLED], state[ROOM] = position, filled, end - position
                     return False
-                filled = _new_piece(tables, byte_ids, work, text, position, end, place, out, filled)
+                filled = _new_pre_token(
+                    tables, byte_ids, work, text, position, end, place, out, filled
+                )
             position = end
         if end_token >= 0:
             out[filled] = end_token
@@ -304,7 +307,7 @@ class BufferEncoder:
 
     Args:
         ranks: the bytes of every ordinary token and its id; all 256 bytes are among them.
-        family, digits: the pattern, as `pieces.next_piece` takes it.
+        family, digits: the pattern, as `pre_tokens.next_pre_token` takes it.
         end_token: put behind every document; below zero: nothing.
     """
 
@@ -319,14 +322,14 @@ class BufferEncoder:
         ids = np.fromiter(ranks.values(), np.int64, len(ranks))
         self._byte_ids = np.array([ranks[bytes([byte])] for byte in range(256)], np.int64)
         self._rules = np.array([family, digits, end_token], np.int64)
-        num_slots = 1 << (2 * (len(ranks) + MAX_KEPT_PIECES)).bit_length()
+        num_slots = 1 << (2 * (len(ranks) + MAX_KEPT_PRE_TOKENS)).bit_length()
         long_bytes = int(sizes[sizes > SHORT_BYTES].sum())
         self._tables = Tables(
             np.zeros(4 * num_slots, np.uint64),
             np.zeros(8, np.uint64),
-            np.empty(long_bytes + 16 * MAX_KEPT_PIECES, np.uint8),
-            np.zeros(len(ranks) + MAX_KEPT_PIECES + 1, np.int64),
-            np.empty(4 * MAX_KEPT_PIECES, np.uint32),
+            np.empty(long_bytes + 16 * MAX_KEPT_PRE_TOKENS, np.uint8),
+            np.zeros(len(ranks) + MAX_KEPT_PRE_TOKENS + 1, np.int64),
+            np.empty(4 * MAX_KEPT_PRE_TOKENS, np.uint32),
             np.zeros(7, np.int64),
         )
         _add_tokens(self._tables, data, edges, ids)

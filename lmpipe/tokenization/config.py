@@ -16,13 +16,13 @@ class TokenizerConfig(StageConfig):
         32_768, ge=1, le=1 << 20, description="Tokens in all: 256 bytes, merges and specials."
     )
     pattern: PatternName = Field(
-        "cl100k", description="How text is cut into pieces that no token crosses."
+        "cl100k", description="How text is cut into pre-tokens that no token crosses."
     )
     custom_pattern: str = Field(
         "", description="The regular expression of pattern=custom (module `regex`)."
     )
     digits: int = Field(
-        0, ge=0, le=16, description="Most digits in a piece; 0: as the pattern was published."
+        0, ge=0, le=16, description="Most digits in a pre-token; 0: as the pattern was published."
     )
     min_frequency: int = Field(
         2, ge=1, le=1 << 40, description="Pairs that occur less often are never merged."
@@ -36,7 +36,7 @@ class TokenizerConfig(StageConfig):
         128,
         ge=4,
         le=4096,
-        description="Longer pieces are counted in parts while training, which bounds the length "
+        description="Longer pre-tokens are counted in parts in training, which bounds the length "
         "of a token, and the cost of scripts without spaces.",
     )
     max_training_bytes: int = Field(

@@ -2,7 +2,7 @@
 
 tiktoken and not `tokenizers` for single texts, because it encodes two to five times as fast on a
 thread; the ids are equal, and both files lie in the artifact. Whole buffers of documents go through
-`merging.BufferEncoder`, where a published pattern cuts them, and give the same ids again.
+`bulk_encoding.BufferEncoder`, where a published pattern cuts them, and give the same ids again.
 """
 
 import base64
@@ -39,7 +39,7 @@ class Encoding:
 
     Args:
         ranks: the bytes of every ordinary token, and its id.
-        pattern: the regular expression that cuts text into pieces.
+        pattern: the regular expression that cuts text into pre-tokens.
         specials: special tokens and their ids; the first ends documents.
     """
 
@@ -96,13 +96,13 @@ class Encoding:
     def encode_ordinary(self, text: str) -> list[int]:
         """Encode text, all of it as ordinary text."""
         if self._has_long_run(text):
-            return self._encode_by_pieces(text)
+            return self._encode_by_pre_tokens(text)
         return cast(list[int], self._guarded(self.tiktoken.encode_ordinary, text))
 
     def encode_numpy(self, text: str) -> NDArray[np.uint32]:
         """Encode text into an array, without a Python integer per token."""
         if self._has_long_run(text):
-            return np.array(self._encode_by_pieces(text), np.uint32)
+            return np.array(self._encode_by_pre_tokens(text), np.uint32)
         encode = partial(
             self.tiktoken.encode_to_numpy, allowed_special=_NOTHING, disallowed_special=()
         )
@@ -123,14 +123,14 @@ class Encoding:
     def _has_long_run(self, text: str) -> bool:
         return len(text) >= LONG_RUN and re.search(rf"\s{{{LONG_RUN}}}", text) is not None
 
-    def _encode_by_pieces(self, text: str) -> list[int]:
+    def _encode_by_pre_tokens(self, text: str) -> list[int]:
         import regex
 
         # this module's own \s differs from tiktoken's by \x1c to \x1f
         pattern = self.pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
         encode = self.tiktoken._core_bpe.encode_single_piece
-        pieces = (match.group().encode() for match in regex.finditer(pattern, text))
-        return [token for piece in pieces for token in encode(piece)]
+        pre_tokens = (match.group().encode() for match in regex.finditer(pattern, text))
+        return [token for pre_token in pre_tokens for token in encode(pre_token)]
 
     def _guarded(self, encode: Any, text: str) -> Any:
         """Turn tiktoken's failures into an InputError; no `except Exception` catches its panic."""

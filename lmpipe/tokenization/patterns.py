@@ -1,9 +1,9 @@
-r"""Pre-tokenisation: how text is cut into pieces that no merge crosses.
+r"""Pre-tokenisation: how text is cut into pre-tokens that no merge crosses.
 
 The patterns are those published with GPT-2 and with tiktoken's cl100k_base and o200k_base, with the
-number of digits in a piece as an option. Training cuts with a compiled scanner of the same language
-(`pre_tokens.py`); encoders run the regular expression itself. A custom pattern is cut by the module
-`regex`, some 30 times slower.
+number of digits in a pre-token as an option. Training cuts with a compiled scanner of the same
+language (`pre_tokens.py`); encoders run the regular expression itself. A custom pattern is cut by
+the module `regex`, some 30 times slower.
 
 \s stands for Unicode's White_Space, as in tiktoken and in tokenizers, without \x1c … \x1f.
 """
@@ -40,7 +40,7 @@ def pattern_regex(name: PatternName, digits: int, custom: str = "") -> str:
     """Return the regular expression of a pattern.
 
     Args:
-        digits: the most digits in a piece; 0 is what the pattern was published with.
+        digits: the most digits in a pre-token; 0 is what the pattern was published with.
         custom: the expression when the name is "custom".
     """
     if name == "custom":
@@ -49,7 +49,7 @@ def pattern_regex(name: PatternName, digits: int, custom: str = "") -> str:
                 f"digits={digits} has no meaning for a custom pattern: write it into custom_pattern"
             )
         _check_custom(custom)
-        # what the expression leaves out is a piece by the character: encoding loses no text
+        # what the expression leaves out is a pre-token by the character: encoding loses no text
         return rf"{custom}|[\s\S]"
     template, published = _PUBLISHED[name]
     return template % (f"{{1,{digits}}}" if digits else published)
@@ -65,7 +65,7 @@ def recognise(pattern: str) -> tuple[int, int] | None:
 
 
 def max_digits(name: PatternName, digits: int) -> int:
-    """Return the most digits in a piece, a number too large to matter where there is no limit."""
+    """Return the most digits in a pre-token; without a limit, a number too large to matter."""
     return digits or {"gpt2": 2**31, "cl100k": 3, "o200k": 3}[name]
 
 

@@ -1,9 +1,9 @@
-r"""Count the pieces of text: a compiled scanner of the published patterns and a table of counts.
+r"""Count pre-tokens: a compiled scanner of the published patterns, and a table of counts.
 
-The scanner walks UTF-8 as it lies in Arrow's buffers and needs no Python object per piece; it
+The scanner walks UTF-8 as it lies in Arrow's buffers and needs no Python object per pre-token; it
 releases the GIL, so threads share the work. It is a hand-written matcher: each alternative of the
 patterns is decided by one look ahead, except o200k's words, whose only way back is stated there.
-The alternative, the module `regex`, takes about 1 µs a piece and holds the GIL.
+The alternative, the module `regex`, takes about 1 µs a pre-token and holds the GIL.
 
 The tests hold it equal to `regex` and to tiktoken on random Unicode.
 """
@@ -25,7 +25,7 @@ U64 = NDArray[np.uint64]
 
 # numpy integers, because each literal that a compiled function is called with compiles it again
 LETTER, NUMBER, SPACE, NEWLINE, UPPER, LOWER = (cast(int, np.int64(1 << bit)) for bit in range(6))
-SHORT_BYTES = 15  # pieces whose bytes are their key
+SHORT_BYTES = 15  # pre-tokens whose bytes are their key
 ONE = cast(int, np.int64(1))
 ANY_CASE = cast(bool, np.bool_(True))
 _GPT2, _CL100K, _O200K = FAMILIES["gpt2"], FAMILIES["cl100k"], FAMILIES["o200k"]
@@ -34,17 +34,17 @@ _WHITE_SPACE += [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 
 
 class Table(NamedTuple):
-    """Pieces and their counts.
+    """Pre-tokens and their counts.
 
-    A slot is four words: key, key, number of the piece, and one unused, so that no slot spans two
-    cache lines. The second is 0 in a free slot.
+    A slot is four words: key, key, number of the pre-token, and one unused, so that no slot spans
+    two cache lines. The second is 0 in a free slot.
     """
 
     slots: U64
-    words: U8  # the bytes of all pieces
+    words: U8  # the bytes of all pre-tokens
     ends: I64
     counts: I64
-    state: I64  # number of pieces; then where a scan stands: document, position
+    state: I64  # number of pre-tokens; then where a scan stands: document, position
 
 
 @cache
@@ -200,7 +200,7 @@ def _white_space(
     kinds: U8,
     family: int,
 ) -> int:
-    """Return the end of the white-space piece at i."""
+    """Return the end of the white-space pre-token at i."""
     j, last, last_newline = i, i, i
     while j < stop:
         code, after = _decode(text, j, stop)
@@ -216,7 +216,7 @@ def _white_space(
 
 
 @compiled
-def next_piece(
+def next_pre_token(
     text: U8,
     i: int,
     stop: int,
@@ -224,7 +224,7 @@ def next_piece(
     family: int,
     digits: int,
 ) -> int:
-    """Return the end of the piece that starts at i < stop."""
+    """Return the end of the pre-token that starts at i < stop."""
     code, after = _decode(text, i, stop)
     kind = kinds[code]
     if code == 39 and family != _O200K:
@@ -258,8 +258,8 @@ def next_piece(
 
 
 @compiled
-def piece_key(text: U8, start: int, stop: int) -> tuple[Any, Any]:
-    """Return the two words that stand for a piece; those of a long one are its hash."""
+def pre_token_key(text: U8, start: int, stop: int) -> tuple[Any, Any]:
+    """Return the two words that stand for a pre-token; those of a long one are its hash."""
     low, high = np.uint64(0), np.uint64(0)
     size = stop - start
     if size <= SHORT_BYTES:
@@ -275,8 +275,8 @@ def piece_key(text: U8, start: int, stop: int) -> tuple[Any, Any]:
 
 
 @compiled
-def find_piece(table: Any, text: U8, start: int, stop: int, low: Any, high: Any) -> Any:
-    """Return the slot of a piece, or the free one where it would be."""
+def find_pre_token(table: Any, text: U8, start: int, stop: int, low: Any, high: Any) -> Any:
+    """Return the slot of a pre-token, or the free one where it would be."""
     slots = table.slots
     mask = np.uint64(slots.size // 4 - 1)
     mixed = (low ^ (high * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
@@ -305,8 +305,8 @@ def find_piece(table: Any, text: U8, start: int, stop: int, low: Any, high: Any)
 
 @compiled
 def _insert(table: Table, text: U8, start: int, stop: int, place: int, amount: int) -> bool:
-    """Give a piece a number and its first count; False when the arrays must grow first."""
-    low, high = piece_key(text, start, stop)
+    """Give a pre-token a number and its first count; False when the arrays must grow first."""
+    low, high = pre_token_key(text, start, stop)
     size = stop - start
     word = table.state[0]
     used = table.ends[word]
@@ -325,23 +325,23 @@ def _insert(table: Table, text: U8, start: int, stop: int, place: int, amount: i
 
 @compiled
 def _count_documents(table: Table, text: U8, edges: I64, rules: I64, kinds: U8) -> bool:
-    """Count the pieces of every document from where `state` says; False when arrays are full."""
+    """Count pre-tokens of all documents from where `state` says on; False when arrays are full."""
     family, digits, cap = rules[0], rules[1], rules[2]
     state = table.state
     while state[1] < edges.size - 1:
         stop = edges[state[1] + 1]
         position = max(state[2], edges[state[1]])
         while position < stop:
-            end = next_piece(text, position, stop, kinds, family, digits)
+            end = next_pre_token(text, position, stop, kinds, family, digits)
             while position < end:
-                # a piece over the cap is cut, never inside a character
+                # a pre-token over the cap is cut, never inside a character
                 cut = end
                 if end - position > cap:
                     cut = position + cap
                     while cut > position + 1 and text[cut] & 0xC0 == 0x80:
                         cut -= 1
-                low, high = piece_key(text, position, cut)
-                place = find_piece(table, text, position, cut, low, high)
+                low, high = pre_token_key(text, position, cut)
+                place = find_pre_token(table, text, position, cut, low, high)
                 if table.slots[place + 1] != 0:
                     table.counts[np.int64(table.slots[place + 2])] += ONE
                 elif not _insert(table, text, position, cut, place, ONE):
@@ -354,12 +354,12 @@ def _count_documents(table: Table, text: U8, edges: I64, rules: I64, kinds: U8) 
 
 @compiled
 def _merge(table: Table, source: U8, source_ends: I64, source_counts: I64) -> bool:
-    """Add counted pieces from where `state` says; False when arrays are full."""
+    """Add counted pre-tokens from where `state` says; False when arrays are full."""
     while table.state[1] < source_counts.size:
         i = table.state[1]
         start, stop = source_ends[i], source_ends[i + 1]
-        low, high = piece_key(source, start, stop)
-        place = find_piece(table, source, start, stop, low, high)
+        low, high = pre_token_key(source, start, stop)
+        place = find_pre_token(table, source, start, stop, low, high)
         if table.slots[place + 1] != 0:
             table.counts[np.int64(table.slots[place + 2])] += source_counts[i]
         elif not _insert(table, source, start, stop, place, source_counts[i]):
@@ -373,21 +373,21 @@ def _refill(table: Table) -> None:
     """Put every word into new slots."""
     for word in range(table.state[0]):
         start, stop = table.ends[word], table.ends[word + 1]
-        low, high = piece_key(table.words, start, stop)
-        place = find_piece(table, table.words, start, stop, low, high)
+        low, high = pre_token_key(table.words, start, stop)
+        place = find_pre_token(table, table.words, start, stop, low, high)
         table.slots[place] = low
         table.slots[place + 1] = high if stop - start <= SHORT_BYTES else high | np.uint64(word)
         table.slots[place + 2] = np.uint64(word)
 
 
-class PieceCounts:
-    """How often each distinct piece occurs.
+class PreTokenCounts:
+    """How often each distinct pre-token occurs.
 
     Invariants: counts are int64; the counts of two halves added equal the counts of the whole, so
     any number of workers gives the same.
 
     Args:
-        cap: bytes; longer pieces are counted in parts (runs of one character, languages
+        cap: bytes; longer pre-tokens are counted in parts (runs of one character, languages
             without spaces), which bounds the longest token too.
     """
 
@@ -408,21 +408,21 @@ class PieceCounts:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """The count of each distinct piece."""
+        """The count of each distinct pre-token."""
         return self._table.counts[: len(self)]
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """Where the bytes of each distinct piece start, and the end of the last."""
+        """Where the bytes of each distinct pre-token start, and the end of the last."""
         return self._table.ends[: len(self) + 1]
 
     @property
     def text(self) -> NDArray[np.uint8]:
-        """The bytes of all distinct pieces, one after the other."""
+        """The bytes of all distinct pre-tokens, one after the other."""
         return self._table.words[: self.edges[-1]]
 
     def items(self) -> Iterator[tuple[bytes, int]]:
-        """Yield every distinct piece and its count."""
+        """Yield every distinct pre-token and its count."""
         data, edges = self.text.tobytes(), self.edges.tolist()
         for i, count in enumerate(self.counts.tolist()):
             yield data[edges[i] : edges[i + 1]], count
@@ -434,14 +434,16 @@ class PieceCounts:
         while not _count_documents(self._table, text, edges, self._rules, kinds):
             self._grow()
 
-    def add_pieces(self, pieces: list[bytes], amounts: NDArray[np.int64] | None = None) -> None:
-        """Count pieces that were cut elsewhere, or that have counts already."""
-        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    def add_pre_tokens(
+        self, pre_tokens: list[bytes], amounts: NDArray[np.int64] | None = None
+    ) -> None:
+        """Count pre-tokens that were cut elsewhere, or that have counts already."""
+        sizes = np.fromiter(map(len, pre_tokens), np.int64, len(pre_tokens))
         edges = np.concatenate([[0], np.cumsum(sizes)])
-        amounts = np.ones(len(pieces), np.int64) if amounts is None else amounts
-        self._add_counted(np.frombuffer(b"".join(pieces), np.uint8), edges, amounts)
+        amounts = np.ones(len(pre_tokens), np.int64) if amounts is None else amounts
+        self._add_counted(np.frombuffer(b"".join(pre_tokens), np.uint8), edges, amounts)
 
-    def update(self, other: "PieceCounts") -> None:
+    def update(self, other: "PreTokenCounts") -> None:
         """Add the counts of another table."""
         text = other.text
         text.flags.writeable = False  # one compiled variant for Arrow's buffers and for these

@@ -21,12 +21,12 @@ REPORT_BYTES = 1 << 18  # of text per language in the report
 def tokenizer(
     out: Output[Tokenizer], config: TokenizerConfig, documents: Documents, *, runtime: Runtime
 ) -> Tokenizer:
-    """Count pieces on runtime.workers threads, learn merges, write both file formats."""
+    """Count pre-tokens on runtime.workers threads, learn merges, write both file formats."""
     from lmpipe.tokenization.encoding import Encoding, format_ranks
     from lmpipe.tokenization.huggingface import tokenizer_json
-    from lmpipe.tokenization.training import count_pieces, train_bpe
+    from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
-    counts, sampled = count_pieces(
+    counts, sampled = count_pre_tokens(
         documents, config, workers=runtime.workers, progress=out.progress
     )
     if not len(counts):

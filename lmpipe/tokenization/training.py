@@ -1,4 +1,4 @@
-"""From documents to merges: read, cut and count on threads, then learn.
+"""BPE training from documents: read, pre-tokenise and count on threads, then learn the merges.
 
 Threads and not processes: reading Parquet and scanning release the GIL, a table of counts needs no
 pickling, and no worker compiles anything again. Each thread counts into a table of its own; sums
@@ -22,9 +22,9 @@ import regex
 
 from lmpipe.artifacts.types import Documents
 from lmpipe.tokenization.arrow import utf8
-from lmpipe.tokenization.merge_learning import learn_merges
+from lmpipe.tokenization.bpe_training import learn_merges
 from lmpipe.tokenization.patterns import pattern_regex
-from lmpipe.tokenization.pre_tokens import PieceCounts
+from lmpipe.tokenization.pre_tokens import PreTokenCounts
 
 if TYPE_CHECKING:
     from lmpipe.tokenization.config import TokenizerConfig
@@ -37,15 +37,15 @@ def kept_names(documents: Documents) -> list[str]:
     return [name for name in documents.names("kept/") if name.endswith(".parquet")]
 
 
-def count_pieces(
+def count_pre_tokens(
     documents: Documents,
     config: "TokenizerConfig",
     *,
     workers: int,
     progress: Callable[[float, float, str], None] = lambda done, total, unit: None,
     keep: Callable[[str], bool] | None = None,
-) -> tuple[PieceCounts, int]:
-    """Count the distinct pieces of all (sampled) documents.
+) -> tuple[PreTokenCounts, int]:
+    """Count the distinct pre-tokens of all (sampled) documents.
 
     Args:
         keep: which documents count, by their ids; all, if left out.
@@ -65,7 +65,7 @@ def count_pieces(
 
 
 def train_bpe(
-    counts: PieceCounts, num_merges: int, min_frequency: int
+    counts: PreTokenCounts, num_merges: int, min_frequency: int
 ) -> list[tuple[bytes, bytes]]:
     """Learn merges and return them as pairs of byte strings."""
     rows = learn_merges(
@@ -98,7 +98,7 @@ class _Counter:
             self._custom = regex.compile(pattern_regex("custom", 0, config.custom_pattern))
         self._specials = "|".join(map(regex.escape, sorted(config.specials, key=len)[::-1]))
         self._local = threading.local()
-        self._tables: list[PieceCounts] = []
+        self._tables: list[PreTokenCounts] = []
 
     def count(self, item: RowGroup) -> int:
         """Count one row group; return its bytes of text that were used."""
@@ -119,7 +119,7 @@ class _Counter:
             self._count_custom(counts, text)
         return int(pc.sum(pc.binary_length(text)).as_py() or 0)
 
-    def total(self) -> PieceCounts:
+    def total(self) -> PreTokenCounts:
         """Return the sum of all threads' tables."""
         first = self._table()
         for table in self._tables:
@@ -127,16 +127,18 @@ class _Counter:
                 first.update(table)
         return first
 
-    def _table(self) -> PieceCounts:
+    def _table(self) -> PreTokenCounts:
         if not hasattr(self._local, "counts"):
             config = self._config
-            self._local.counts = PieceCounts(config.pattern, config.digits, config.max_piece_bytes)
+            self._local.counts = PreTokenCounts(
+                config.pattern, config.digits, config.max_piece_bytes
+            )
             self._tables.append(self._local.counts)
-        table: PieceCounts = self._local.counts
+        table: PreTokenCounts = self._local.counts
         return table
 
     def _without_specials(self, text: Any) -> Any:
-        """Cut documents at spelled specials, which no piece may cross or learn."""
+        """Cut documents at spelled specials, which no pre-token may cross or learn."""
         spelled = reduce(pc.or_, (pc.match_substring(text, name) for name in self._config.specials))
         if not pc.any(spelled).as_py():
             return text
@@ -148,16 +150,16 @@ class _Counter:
         plain = text.filter(pc.invert(spelled))
         return pa.chunked_array([*plain.chunks, pa.array(parts, text.type)])
 
-    def _count_custom(self, counts: PieceCounts, text: Any) -> None:
+    def _count_custom(self, counts: PreTokenCounts, text: Any) -> None:
         assert self._custom is not None
-        pieces: Counter[bytes] = Counter()
+        pre_tokens: Counter[bytes] = Counter()
         for document in text.to_pylist():
-            pieces.update(match.group().encode() for match in self._custom.finditer(document))
+            pre_tokens.update(match.group().encode() for match in self._custom.finditer(document))
         short: Counter[bytes] = Counter()
-        for piece, count in pieces.items():
-            for part in _parts(piece, self._config.max_piece_bytes):
+        for pre_token, count in pre_tokens.items():
+            for part in _parts(pre_token, self._config.max_piece_bytes):
                 short[part] += count
-        counts.add_pieces([*short], np.array([*short.values()], np.int64))
+        counts.add_pre_tokens([*short], np.array([*short.values()], np.int64))
 
 
 def _row_groups(documents: Documents) -> tuple[list[RowGroup], int]:
@@ -188,15 +190,15 @@ def _sampled(ids: Any, fraction: float) -> list[bool]:
     ]
 
 
-def _parts(piece: bytes, cap: int) -> Iterator[bytes]:
-    """Cut a piece at most every `cap` bytes, never inside a character."""
-    while len(piece) > cap:
+def _parts(pre_token: bytes, cap: int) -> Iterator[bytes]:
+    """Cut a pre-token at most every `cap` bytes, never inside a character."""
+    while len(pre_token) > cap:
         cut = cap
-        while cut > 1 and piece[cut] & 0xC0 == 0x80:
+        while cut > 1 and pre_token[cut] & 0xC0 == 0x80:
             cut -= 1
-        yield piece[:cut]
-        piece = piece[cut:]
-    yield piece
+        yield pre_token[:cut]
+        pre_token = pre_token[cut:]
+    yield pre_token
 
 
 def sample_by_language(documents: Documents, num_bytes: int) -> dict[str, list[str]]:

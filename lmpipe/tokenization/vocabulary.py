@@ -125,12 +125,12 @@ def _twin(
     documents: Documents, tokenizer: Tokenizer, config: VocabularyConfig, limit: int, workers: int
 ) -> list[tuple[bytes, bytes]]:
     """Train a vocabulary with the tokenizer's settings on what is not held out."""
-    from lmpipe.tokenization.training import count_pieces, train_bpe
+    from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
     settings = TokenizerConfig.model_validate(tokenizer.manifest.config)
     learnt = min(settings.max_training_bytes, config.training_bytes)
     settings = settings.model_copy(update={"max_training_bytes": learnt})
-    counts, _ = count_pieces(
+    counts, _ = count_pre_tokens(
         documents, settings, workers=workers, keep=lambda name: document_hash(name) > limit
     )
     largest = max(*config.sizes, settings.vocab_size) - 256 - len(settings.specials)

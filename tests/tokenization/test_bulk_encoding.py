@@ -56,7 +56,7 @@ def test_ids_are_those_of_tiktoken_and_a_second_time_too(pattern: PatternName) -
         expected = [[*encoding.encode_ordinary(text), encoding.eos] for text in texts]
         if texts:
             assert encode(encoder, texts) == expected
-            assert encode(encoder, texts) == expected  # now from the table of kept pieces
+            assert encode(encoder, texts) == expected  # now from the table of kept pre-tokens
 
     check()
 
@@ -88,7 +88,7 @@ def test_empty_documents_give_their_end_alone() -> None:
     assert encoding.eos == 278
 
 
-def test_more_pieces_than_are_kept_are_encoded_alike() -> None:
+def test_more_pre_tokens_than_are_kept_are_encoded_alike() -> None:
     encoding, encoder = both("gpt2", RANKS)
     letters = "bcdefghijklmnop"
     words = [a + b + c + d + e for a in letters for b in letters for c in letters for d in letters

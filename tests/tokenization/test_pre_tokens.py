@@ -13,9 +13,9 @@ from lmpipe.tokenization.pre_tokens import (
     NUMBER,
     SPACE,
     UPPER,
-    PieceCounts,
+    PreTokenCounts,
     character_kinds,
-    next_piece,
+    next_pre_token,
 )
 from tests.tokenization import reference
 
@@ -52,9 +52,9 @@ TEXT = st.one_of(TRICKY, st.text(max_size=30)).map(settled)
 
 def cut(text: str, pattern: PatternName, digits: int = 0) -> list[str]:
     data = np.frombuffer(text.encode(), np.uint8)
-    position, pieces = 0, []
+    position, pre_tokens = 0, []
     while position < data.size:
-        end = next_piece(
+        end = next_pre_token(
             data,
             position,
             data.size,
@@ -62,13 +62,13 @@ def cut(text: str, pattern: PatternName, digits: int = 0) -> list[str]:
             FAMILIES[pattern],
             max_digits(pattern, digits),
         )
-        pieces.append(data[position:end].tobytes().decode())
+        pre_tokens.append(data[position:end].tobytes().decode())
         position = end
-    return pieces
+    return pre_tokens
 
 
 def count(texts: list[str], cap: int = 64, pattern: PatternName = "cl100k") -> dict[bytes, int]:
-    counts = PieceCounts(pattern, 0, cap)
+    counts = PreTokenCounts(pattern, 0, cap)
     data = [text.encode() for text in texts]
     edges = np.cumsum([0, *map(len, data)])
     counts.add_documents(np.frombuffer(b"".join(data), np.uint8), edges)
@@ -80,7 +80,7 @@ def count(texts: list[str], cap: int = 64, pattern: PatternName = "cl100k") -> d
 def test_the_scanner_cuts_where_the_regular_expression_cuts(
     text: str, pattern: PatternName, digits: int
 ) -> None:
-    expected = reference.pieces(text, pattern_regex(pattern, digits))
+    expected = reference.pre_tokens(text, pattern_regex(pattern, digits))
     assert cut(text, pattern, digits) == expected
 
 
@@ -108,8 +108,8 @@ def test_separators_that_are_no_unicode_white_space_are_symbols() -> None:
 @given(st.lists(TRICKY, max_size=6))
 @settings(deadline=None, max_examples=100)
 def test_counts_of_halves_add_up_to_the_counts_of_the_whole(texts: list[str]) -> None:
-    whole, left = PieceCounts("o200k", 0, 64), PieceCounts("o200k", 0, 64)
-    right = PieceCounts("o200k", 0, 64)
+    whole, left = PreTokenCounts("o200k", 0, 64), PreTokenCounts("o200k", 0, 64)
+    right = PreTokenCounts("o200k", 0, 64)
     for counts, part in ((whole, texts), (left, texts[::2]), (right, texts[1::2])):
         data = [text.encode() for text in part]
         edges = np.cumsum([0, *map(len, data)])
@@ -118,7 +118,7 @@ def test_counts_of_halves_add_up_to_the_counts_of_the_whole(texts: list[str]) ->
     assert dict(left.items()) == dict(whole.items())
 
 
-def test_pieces_never_cross_a_document() -> None:
+def test_pre_tokens_never_cross_a_document() -> None:
     assert count(["ab", "ab", "", "c"]) == {b"ab": 2, b"c": 1}
 
 
@@ -131,9 +131,9 @@ def test_the_table_grows_without_losing_a_count() -> None:
 
 
 def test_counts_pass_two_to_the_31() -> None:
-    counts = PieceCounts("gpt2", 0, 64)
+    counts = PreTokenCounts("gpt2", 0, 64)
     for _ in range(3):
-        counts.add_pieces([b"ab"], np.array([2**31 - 1]))
+        counts.add_pre_tokens([b"ab"], np.array([2**31 - 1]))
     assert dict(counts.items()) == {b"ab": 3 * (2**31 - 1)}
 
 
@@ -141,14 +141,14 @@ def test_a_long_run_is_cut_at_the_cap_and_never_inside_a_character() -> None:
     assert count(["a" * 100_000]) == {b"a" * 64: 1562, b"a" * 32: 1}
     found = count(["中" * 1000])
     assert max(map(len, found)) == 63
-    assert b"".join(piece * times for piece, times in found.items()).decode() == "中" * 1000
+    assert b"".join(pre_token * times for pre_token, times in found.items()).decode() == "中" * 1000
 
 
 def test_broken_utf8_ends_without_reading_past_the_text() -> None:
     data = np.frombuffer(b"a\xff\xe4\xb8 \xf0\x9f", np.uint8)
-    counts = PieceCounts("o200k", 0, 64)
+    counts = PreTokenCounts("o200k", 0, 64)
     counts.add_documents(data, np.array([0, data.size]))
-    assert sum(len(piece) * times for piece, times in counts.items()) == data.size
+    assert sum(len(pre_token) * times for pre_token, times in counts.items()) == data.size
 
 
 def test_a_bad_custom_pattern_is_refused_with_its_text() -> None:

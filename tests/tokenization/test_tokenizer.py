@@ -18,7 +18,7 @@ from lmpipe.tokenization.config import TokenizerConfig
 from lmpipe.tokenization.encoding import Encoding
 from lmpipe.tokenization.patterns import PatternName, pattern_regex
 from lmpipe.tokenization.tokenizer import tokenizer
-from lmpipe.tokenization.training import count_pieces, train_bpe
+from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 from lmpipe.training.pretrain import write_tokenizer_files
 from tests.tokenization import reference
 from tests.tokenization.conftest import Make
@@ -139,7 +139,7 @@ def _merges(artifact: Tokenizer, encoding: Encoding) -> list[tuple[int, int]]:
     return [(model["vocab"][left], model["vocab"][right]) for left, right in pairs]
 
 
-def test_training_equals_the_slow_trainer_on_the_same_pieces(
+def test_training_equals_the_slow_trainer_on_the_same_pre_tokens(
     make_documents: Make,
 ) -> None:
     import regex
@@ -147,10 +147,10 @@ def test_training_equals_the_slow_trainer_on_the_same_pieces(
     words: dict[bytes, int] = {}
     for text in TEXTS:
         for part in regex.split(r"<\|endoftext\|>|<\|user\|>", text):
-            for piece in reference.pieces(part, pattern_regex("o200k", 1)):
-                words[piece.encode()] = words.get(piece.encode(), 0) + 1
+            for pre_token in reference.pre_tokens(part, pattern_regex("o200k", 1)):
+                words[pre_token.encode()] = words.get(pre_token.encode(), 0) + 1
     config = TokenizerConfig(vocab_size=320, pattern="o200k", digits=1)
-    counts, _ = count_pieces(make_documents([TEXTS]), config, workers=1)
+    counts, _ = count_pre_tokens(make_documents([TEXTS]), config, workers=1)
     assert dict(counts.items()) == words
     assert train_bpe(counts, 60, 2) == reference.train(words, 60, 2)
 
@@ -195,10 +195,10 @@ def test_text_that_spells_a_special_token_never_becomes_one(trained: Tokenizer) 
         assert encoding.decode(ids) == text
 
 
-def test_no_piece_learns_or_crosses_a_spelled_special(make_documents: Make) -> None:
+def test_no_pre_token_learns_or_crosses_a_spelled_special(make_documents: Make) -> None:
     config = TokenizerConfig(vocab_size=300, pattern="custom", custom_pattern=r"\S+|\s+")
     documents = make_documents([["xx<|endoftext|>yy <|end|><|user|>", "plain"]])
-    counts, num_bytes = count_pieces(documents, config, workers=1)
+    counts, num_bytes = count_pre_tokens(documents, config, workers=1)
     assert dict(counts.items()) == {b"xx": 1, b"yy": 1, b" ": 1, b"plain": 1}
     assert num_bytes == len("xxyy plain")
 
@@ -215,8 +215,8 @@ def test_a_megabyte_run_is_encoded_in_linear_time(pattern: PatternName, run: str
 
     ranks = {bytes([byte]): byte for byte in range(256)}
     for size in (2, 4, 8, 16):
-        for piece in ("a", " ", "\n", "!"):
-            ranks[piece.encode() * size] = len(ranks)
+        for pre_token in ("a", " ", "\n", "!"):
+            ranks[pre_token.encode() * size] = len(ranks)
     encoding = Encoding(ranks, pattern_regex(pattern, 0), {"<|endoftext|>": len(ranks)})
     seconds = []
     for size in (62_500, 1_000_000):
@@ -240,7 +240,7 @@ def test_a_text_that_tiktoken_cannot_cut_gets_the_ids_that_it_would_have_given(
     @given(TEXT)
     @settings(deadline=None, max_examples=200)
     def check(text: str) -> None:
-        assert encoding._encode_by_pieces(text) == encoding.encode_ordinary(text)
+        assert encoding._encode_by_pre_tokens(text) == encoding.encode_ordinary(text)
 
     check()
 
@@ -274,7 +274,7 @@ def test_more_text_than_the_limit_is_sampled_the_same_way_by_any_worker(
 ) -> None:
     documents = make_documents([[f"document number {i} of many" for i in range(400)]] * 2)
     config = TokenizerConfig(vocab_size=270, max_training_bytes=4000)
-    found = [count_pieces(documents, config, workers=workers) for workers in (1, 3)]
+    found = [count_pre_tokens(documents, config, workers=workers) for workers in (1, 3)]
     assert dict(found[0][0].items()) == dict(found[1][0].items())
     assert 2000 < found[0][1] == found[1][1] < 6000
 

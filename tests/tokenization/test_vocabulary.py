@@ -16,7 +16,7 @@ from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
 from lmpipe.tokenization.encoding import Encoding
 from lmpipe.tokenization.huggingface import byte_characters
 from lmpipe.tokenization.tokenizer import tokenizer
-from lmpipe.tokenization.training import count_pieces, train_bpe
+from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 from lmpipe.tokenization.vocabulary import FILE, vocabulary
 from tests.tokenization.conftest import Make
 
@@ -79,7 +79,7 @@ def test_every_size_is_the_vocabulary_that_training_it_alone_gives(made: Made) -
     sizes = [row["vocab_size"] for row in measured["sweep"]]
     assert sizes == [260, 270, 285, 300]  # 5000 is more than this text can fill
     for row in measured["sweep"]:
-        counts, _ = count_pieces(
+        counts, _ = count_pre_tokens(
             made.documents, config, workers=1, keep=lambda name: name not in held_out
         )
         merges = train_bpe(counts, row["vocab_size"] - 260, 2)

@@ -1,4 +1,4 @@
-"""Learn byte-pair merges from counted pieces.
+"""Learn byte-pair merges from counted pre-tokens.
 
 Rule: merge the pair with the highest count; among equals the one whose (left bytes, right bytes) is
 lexicographically greater. Overlapping pairs count at every position ("aaa" has two "aa"), and a
@@ -7,9 +7,9 @@ rule is ours, and makes the result independent of hashes, workers and document o
 
 The loop is incremental. A pair's count only falls after the step that made its newer symbol, which
 gives three savings: a pair is put on the heap once, when that step ends, and pushed back when it
-comes out with an old count; pairs born under the minimum frequency are never stored; and the pieces
-of the pairs of one step are laid side by side, so that a merge reads memory in order. Linked lists
-of pieces per pair would be shorter to write, at a cache miss per piece.
+comes out with an old count; pairs born under the minimum frequency are never stored; and the
+pre-tokens of the pairs of one step are laid side by side, so that a merge reads memory in order.
+Linked lists of pre-tokens per pair would be shorter to write, at a cache miss per pre-token.
 
 No two merges make the same bytes. The merges inside a token never looked over its edges, so they
 are those of its bytes alone; hence ranks by bytes (tiktoken) and merges (tokenizers) encode alike.
@@ -36,8 +36,8 @@ NUM_PAIRS, NUM_OCCURRENCES, HEAP_SIZE, NUM_DONE, TOP = range(5)
 FIRST_PASS, CHOOSE = -1, -2  # of TOP, which is else the pair in work
 
 
-class Pieces(NamedTuple):
-    """The symbols of every piece: piece i has length[i] of them from edges[i] on."""
+class PreTokens(NamedTuple):
+    """The symbols of every pre-token: pre-token i has length[i] of them from edges[i] on."""
 
     symbol: I32
     edges: I64
@@ -52,17 +52,17 @@ class Pairs(NamedTuple):
     left: I32
     right: I32
     total: I64
-    start: I64  # where the pair's pieces stand in the list of occurrences
+    start: I64  # where the pair's pre-tokens stand in the list of occurrences
     length: I64
     heap_total: I64
     heap_pair: I32
 
 
 class Found(NamedTuple):
-    """What one step found, pair beside piece, and the pieces of all pairs laid side by side."""
+    """What one step found: pair beside pre-token, then the pre-tokens of all pairs side by side."""
 
     pair: I32
-    piece: I32
+    pre_token: I32
     occurrence: I32
 
 
@@ -174,57 +174,61 @@ def _lose(pairs: Pairs, a: Int, b: Int, count: Int) -> None:
 
 @compiled
 def _replace(
-    pieces: Pieces, pairs: Pairs, found: Found, state: I64, a: Int, b: Int, new: Int
+    pre_tokens: PreTokens, pairs: Pairs, found: Found, state: I64, a: Int, b: Int, new: Int
 ) -> Int:
-    """Replace the pair (a, b) in its pieces and count the pairs that arise; return how many.
+    """Replace the pair (a, b) in its pre-tokens and count the pairs that arise; return how many.
 
     In the first pass nothing is replaced, and every pair arises.
     """
     top, num_found, num_pairs = state[TOP], 0, state[NUM_PAIRS]
     first_pass = top < 0
     todo = np.int64(0) if first_pass else pairs.start[top]
-    stop = pieces.frequency.size if first_pass else todo + pairs.length[top]
+    stop = pre_tokens.frequency.size if first_pass else todo + pairs.length[top]
     while todo < stop:
-        piece = todo if first_pass else np.int64(found.occurrence[todo])
+        pre_token = todo if first_pass else np.int64(found.occurrence[todo])
         todo += 1
-        begin, size, count = pieces.edges[piece], pieces.length[piece], pieces.frequency[piece]
+        begin, size, count = (
+            pre_tokens.edges[pre_token],
+            pre_tokens.length[pre_token],
+            pre_tokens.frequency[pre_token],
+        )
         read, write = 0, 0
         before: Int = np.int64(-1)  # the symbol before `read`, as it was
         was_new = False
         while read < size:
-            current: Int = np.int64(pieces.symbol[begin + read])
-            merged = current == a and read + 1 < size and pieces.symbol[begin + read + 1] == b
+            current: Int = np.int64(pre_tokens.symbol[begin + read])
+            merged = current == a and read + 1 < size and pre_tokens.symbol[begin + read + 1] == b
             if merged:
                 # pairs that are the merged one itself go to zero at the end anyway
                 if before >= 0 and not was_new:
                     _lose(pairs, before, current, count)
                 if read + 2 < size:
-                    _lose(pairs, b, np.int64(pieces.symbol[begin + read + 2]), count)
+                    _lose(pairs, b, np.int64(pre_tokens.symbol[begin + read + 2]), count)
                 before, current = b, new
                 read += 2
             else:
                 before = current
                 read += 1
             if write > 0 and (first_pass or merged or was_new):
-                previous = np.int64(pieces.symbol[begin + write - 1])
+                previous = np.int64(pre_tokens.symbol[begin + write - 1])
                 slot = _slot(pairs.table, pairs.left, pairs.right, previous, current)
                 if pairs.table[slot] < 0:
                     pairs.table[slot] = num_pairs
                     pairs.left[num_pairs], pairs.right[num_pairs] = previous, current
                     pairs.total[num_pairs], pairs.length[num_pairs] = 0, 0
-                    pairs.start[num_pairs] = -1  # the last piece found, until the step ends
+                    pairs.start[num_pairs] = -1  # the last pre-token found, until the step ends
                     num_pairs += 1
                 pair = pairs.table[slot]
                 pairs.total[pair] += count
-                if pairs.start[pair] != piece:
-                    pairs.start[pair] = piece
+                if pairs.start[pair] != pre_token:
+                    pairs.start[pair] = pre_token
                     pairs.length[pair] += 1
-                    found.pair[num_found], found.piece[num_found] = pair, piece
+                    found.pair[num_found], found.pre_token[num_found] = pair, pre_token
                     num_found += 1
-            pieces.symbol[begin + write] = current
+            pre_tokens.symbol[begin + write] = current
             write += 1
             was_new = merged
-        pieces.length[piece] = write
+        pre_tokens.length[pre_token] = write
     if top >= 0:
         pairs.total[top] = 0
     state[NUM_PAIRS] = num_pairs
@@ -235,7 +239,7 @@ def _replace(
 def _settle(
     pairs: Pairs, symbols: Symbols, found: Found, state: I64, first: Int, num_found: Int, least: int
 ) -> None:
-    """Put the pairs from `first` on onto the heap, and lay their pieces side by side."""
+    """Put the pairs from `first` on onto the heap, and lay their pre-tokens side by side."""
     for pair in range(first, state[NUM_PAIRS]):
         if pairs.total[pair] < least:
             pairs.start[pair] = -1
@@ -250,7 +254,7 @@ def _settle(
     for i in range(num_found):
         pair = found.pair[i]
         if pairs.start[pair] >= 0:
-            found.occurrence[pairs.start[pair] + pairs.length[pair]] = found.piece[i]
+            found.occurrence[pairs.start[pair] + pairs.length[pair]] = found.pre_token[i]
             pairs.length[pair] += 1
 
 
@@ -273,15 +277,15 @@ def _choose(pairs: Pairs, symbols: Symbols, state: I64, least: int) -> Int:
 
 
 @compiled
-def _need(pieces: Pieces, pairs: Pairs, found: Found, symbols: Symbols, state: I64) -> Any:
+def _need(pre_tokens: PreTokens, pairs: Pairs, found: Found, symbols: Symbols, state: I64) -> Any:
     """Return the room that the next step may need: pairs, found, occurrences, bytes."""
     top = state[TOP]
     positions, num_bytes = np.int64(0), np.int64(0)
     if top < 0:
-        positions, num_new = np.int64(pieces.symbol.size), np.int64(1 << 16)
+        positions, num_new = np.int64(pre_tokens.symbol.size), np.int64(1 << 16)
     else:
         for i in range(pairs.start[top], pairs.start[top] + pairs.length[top]):
-            positions += pieces.length[found.occurrence[i]]
+            positions += pre_tokens.length[found.occurrence[i]]
         for symbol in (pairs.left[top], pairs.right[top]):
             num_bytes += symbols.edges[symbol + 1] - symbols.edges[symbol]
         num_new = 2 * (np.int64(257) + state[NUM_DONE])  # one symbol's neighbours on two sides
@@ -295,7 +299,7 @@ def _need(pieces: Pieces, pairs: Pairs, found: Found, symbols: Symbols, state: I
 
 @compiled
 def _learn(
-    pieces: Pieces,
+    pre_tokens: PreTokens,
     pairs: Pairs,
     found: Found,
     symbols: Symbols,
@@ -312,7 +316,7 @@ def _learn(
             if top < 0:
                 return True
             state[TOP] = top
-        need = _need(pieces, pairs, found, symbols, state)
+        need = _need(pre_tokens, pairs, found, symbols, state)
         if (
             need[0] > pairs.total.size
             or need[1] > found.pair.size
@@ -333,7 +337,7 @@ def _learn(
             symbols.edges[new + 1] = end
             state[NUM_DONE] += 1
         first = state[NUM_PAIRS]
-        num_found = _replace(pieces, pairs, found, state, a, b, new)
+        num_found = _replace(pre_tokens, pairs, found, state, a, b, new)
         _settle(pairs, symbols, found, state, first, num_found, least)
         state[TOP] = CHOOSE
 
@@ -343,10 +347,12 @@ def _grown(array: Any, room: int) -> Any:
 
 
 def _grow(
-    pieces: Pieces, pairs: Pairs, found: Found, symbols: Symbols, state: I64
+    pre_tokens: PreTokens, pairs: Pairs, found: Found, symbols: Symbols, state: I64
 ) -> tuple[Pairs, Found, Symbols]:
     """Return arrays with room for the next step, at least doubled where they are short."""
-    num_pairs, num_found, num_occurrences, num_bytes = _need(pieces, pairs, found, symbols, state)
+    num_pairs, num_found, num_occurrences, num_bytes = _need(
+        pre_tokens, pairs, found, symbols, state
+    )
     if num_pairs > pairs.total.size:
         columns = [_grown(column, num_pairs) for column in pairs[1:]]
         # a power of two, at most half full
@@ -355,7 +361,7 @@ def _grow(
         pairs = Pairs(table, *columns)
     found = Found(
         _grown(found.pair, num_found),
-        _grown(found.piece, num_found),
+        _grown(found.pre_token, num_found),
         _grown(found.occurrence, num_occurrences),
     )
     return pairs, found, Symbols(_grown(symbols.data, num_bytes), symbols.edges)
@@ -367,13 +373,14 @@ def learn_merges(
     """Learn up to num_merges merges; symbol 256 + i is the i-th merge.
 
     Args:
-        text: the bytes of the distinct pieces, piece i at [edges[i], edges[i+1]).
-        counts: how often each piece occurs.
+        text: the bytes of the distinct pre-tokens, pre-token i at [edges[i], edges[i+1]).
+        counts: how often each pre-token occurs.
         min_frequency: pairs with a lower count are never merged.
 
-    Cost: time in the bytes of distinct pieces times a logarithm; memory about 40 bytes for each.
+    Cost: time in the bytes of distinct pre-tokens times a logarithm; memory about 40 bytes for
+    each.
     """
-    pieces = Pieces(
+    pre_tokens = PreTokens(
         text.astype(np.int32), edges.copy(), np.diff(edges).astype(np.int32), counts.copy()
     )
     narrow, wide = np.empty(1024, np.int32), np.empty(1024, np.int64)
@@ -392,6 +399,6 @@ def learn_merges(
     symbols.edges[:257] = np.arange(257)
     merges = np.empty((num_merges, 2), np.int64)
     state = np.array([0, 0, 0, 0, FIRST_PASS], np.int64)
-    while not _learn(pieces, pairs, found, symbols, merges, state, max(1, min_frequency)):
-        pairs, found, symbols = _grow(pieces, pairs, found, symbols, state)
+    while not _learn(pre_tokens, pairs, found, symbols, merges, state, max(1, min_frequency)):
+        pairs, found, symbols = _grow(pre_tokens, pairs, found, symbols, state)
     return [(int(left), int(right)) for left, right in merges[: state[NUM_DONE]].tolist()]

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmpipe.tokenization.merge_learning import learn_merges
+from lmpipe.tokenization.bpe_training import learn_merges
 from tests.tokenization import reference
 
 # few letters give overlaps and ties; any bytes give signs and high values
@@ -43,7 +43,7 @@ def test_merges_equal_those_of_the_slow_definition(
 
 @given(WORDS, st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=200)
-def test_the_order_of_pieces_does_not_matter(words: dict[bytes, int], random: object) -> None:
+def test_the_order_of_pre_tokens_does_not_matter(words: dict[bytes, int], random: object) -> None:
     shuffled = [*words.items()]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert learn(dict(shuffled), 30) == learn(words, 30)
