@@ -17,7 +17,7 @@ SHORTEST_PROMPT = 5  # tokens: the beginning, two markers, an end, and a questio
 
 
 def check_bounds(recipe: PipelineConfig) -> None:
-    """Refuse bounds of select on scores for which the recipe brings in no model."""
+    """Refuse thresholds of select on scores for which the recipe brings in no model."""
     select, sources = recipe.select, recipe.sources
     columns = set(select.ensemble.columns) if select.ensemble else set()
     needed = {

@@ -1,4 +1,4 @@
-"""`lmpipe whatif`: what other bounds of select would keep and drop, in seconds."""
+"""`lmpipe whatif`: what other thresholds of select would keep and drop, in seconds."""
 
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -23,7 +23,9 @@ MAX_ROWS = 15
 def whatif(
     artifact: Annotated[
         str,
-        typer.Argument(help="A select artifact (its own bounds are compared) or a signals one."),
+        typer.Argument(
+            help="A select artifact (its own thresholds are compared) or a signals one."
+        ),
     ],
     changes: Annotated[
         list[str] | None,
@@ -33,7 +35,7 @@ def whatif(
     recipe: Recipe = "",
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Shown each way.")] = 10,
 ) -> None:
-    """Say what changed bounds of select would keep and drop, by language and host."""
+    """Say what changed thresholds of select would keep and drop, by language and host."""
     from lmpipe.artifacts.alias import find_by_prefix
     from lmpipe.artifacts.types import Documents
     from lmpipe.curation.selection.config import SelectConfig
@@ -53,7 +55,7 @@ def whatif(
 
 
 def _config_of(manifest: "Manifest") -> "SelectConfig":
-    """Return a select artifact's bounds."""
+    """Return a select artifact's thresholds."""
     from lmpipe.curation.selection.config import SelectConfig
 
     try:
@@ -61,7 +63,7 @@ def _config_of(manifest: "Manifest") -> "SelectConfig":
     except ValidationError as error:
         detail = error.errors()[0]
         raise ConfigError(
-            f"select/{manifest.id[:12]} was made with bounds that are refused today: "
+            f"select/{manifest.id[:12]} was made with thresholds that are refused today: "
             f"{detail['msg'].removeprefix('Value error, ')}. Build it again, or give the signals "
             "artifact that it was made from"
         ) from error
@@ -90,7 +92,7 @@ def _refuse_later_stages(store: "Store", manifest: "Manifest") -> None:
         earlier = entry[0] if entry else None
     if earlier is not None:
         raise ConfigError(
-            f"whatif answers for the bounds of select, and {name} was made after it: give "
+            f"whatif answers for the thresholds of select, and {name} was made after it: give "
             f"select/{earlier.id[:12]}. What other settings of {manifest.stage} do, "
             f"`lmpipe run RECIPE --only {manifest.stage} --set {manifest.stage}.…` shows"
         )
@@ -182,7 +184,7 @@ def _print(console: Console, shift: Any) -> None:
         for change in sample:
             console.print(
                 f"{side} {change.id} {change.url} [{change.language}] {change.rule}:"
-                f" {change.score:.4g}, bound {change.threshold:.4g}",
+                f" {change.score:.4g}, threshold {change.threshold:.4g}",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -1,9 +1,10 @@
 """Stop a run that lost what nobody meant to lose: more of a stage's documents, or of one host's.
 
 A filter that is wrong for one site removes that site and leaves the totals plausible: 15 of 113
-sources of one published corpus were lost that way, by deduplication. The bounds are Runtime: they
-change no byte. Every stage of curation that removes documents for what they are asks both; a draw
-(`resample`) leaves out most of any host on purpose, and asks for the stage's yield alone.
+sources of one published corpus were lost that way, by deduplication. The thresholds are Runtime:
+they change no byte. Every stage of curation that removes documents for what they are asks both;
+sampling (`resample`) leaves out most of any host on purpose, and asks for the stage's retention
+alone.
 """
 
 from collections import Counter
@@ -58,7 +59,7 @@ def hosts_of(records: Iterable[ShardRecord]) -> Hosts:
     return {host: (entered, kept) for host, (entered, kept) in total.items()}
 
 
-def check_yield(out: Any, stage: str, num_input: int, num_kept: int, runtime: Runtime) -> None:
+def check_retention(out: Any, stage: str, num_input: int, num_kept: int, runtime: Runtime) -> None:
     """Raise an alarm where a stage keeps a smaller share than expected; stop it outside its band.
 
     Call it after the ledger is written.
@@ -101,7 +102,7 @@ def _reasons(out: Any) -> Counter[str]:
 
 
 def check_hosts(out: Output[Any], stage: str, hosts: Hosts, runtime: Runtime) -> None:
-    """Write the table of hosts, and stop the stage where a bound of the runtime is broken.
+    """Write the table of hosts, and stop the stage where a threshold of the runtime is crossed.
 
     Raises:
         InputError: with the figures, the hosts and the setting that lets it pass.
@@ -141,6 +142,6 @@ def check_hosts(out: Output[Any], stage: str, hosts: Hosts, runtime: Runtime) ->
 
 
 REMEDIES = {
-    "select": "Loosen the bounds (`lmpipe whatif` shows what that would do)",
+    "select": "Loosen its thresholds (`lmpipe whatif` shows what that would do)",
     "dedup": "Look at its largest clusters (`lmpipe why ID` compares a document with its keeper)",
 }

@@ -31,7 +31,7 @@ from lmpipe.artifacts.shards import run_shards
 from lmpipe.artifacts.types import Documents
 from lmpipe.documents.ledger import assert_conserved, gather_parts, write_part
 from lmpipe.documents.read import count_documents, read_shard, shard_names
-from lmpipe.documents.retention import HostCounts, check_hosts, check_yield, hosts_of
+from lmpipe.documents.retention import HostCounts, check_hosts, check_retention, hosts_of
 from lmpipe.documents.write import DocumentWriter
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
@@ -178,19 +178,19 @@ class MappedDocuments:
             )
 
     def finish(self, *, guard_hosts: bool = True) -> Documents:
-        """Hold the parts against the run's bounds on retention, and publish them.
+        """Hold the parts against the run's thresholds of retention, and publish them.
 
         Args:
             guard_hosts: False for a draw, which leaves out most of any host on purpose.
 
         Raises:
-            InputError: nothing is kept, or a bound of the runtime is broken.
+            InputError: nothing is kept, or a threshold of the runtime is crossed.
         """
         stage = self.out.stage_name
         self.out.metric("input", self.num_input)
         self.out.metric("kept", self.num_kept)
         self.require_kept()
-        check_yield(self.out, stage, self.num_input, self.num_kept, self.runtime)
+        check_retention(self.out, stage, self.num_input, self.num_kept, self.runtime)
         if guard_hosts:
             check_hosts(self.out, stage, hosts_of(self.records), self.runtime)
         return self.out.commit()

@@ -158,7 +158,7 @@ def test_every_stage_that_makes_documents_goes_through_the_protocol(name: str) -
     }
     assert calls & {"map_documents", "make_documents"}
     assert "finish" in calls
-    assert not calls & {"commit", "run_shards", "gather_parts", "check_yield", "check_hosts"}
+    assert not calls & {"commit", "run_shards", "gather_parts", "check_retention", "check_hosts"}
 
 
 def test_the_stages_that_make_documents_are_found() -> None:

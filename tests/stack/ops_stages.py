@@ -26,10 +26,10 @@ class AlarmingConfig(StageConfig):
 @stage(version=1, kind="exact")
 def alarming(out: Output[Documents], config: AlarmingConfig, *, runtime: Runtime) -> Documents:
     """Raise every alarm there is, through the rules that stages use."""
-    from lmpipe.documents.retention import check_yield
+    from lmpipe.documents.retention import check_retention
 
     LossWatch(runtime, out, [2.0] * runtime.alarm_loss_steps).see(70, 9.0)
-    check_yield(out, "select", 1000, 3, runtime)
+    check_retention(out, "select", 1000, 3, runtime)
     warn_of_contamination(out, 100, 30, runtime)
     out.write_bytes("kept/done.txt", b"done")
     return out.commit()

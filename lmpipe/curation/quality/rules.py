@@ -1,9 +1,9 @@
-"""The published rules as data: a name, a column, a bound. One named predicate each.
+"""The published rules as data: a name, a column, a threshold. One named predicate each.
 
 Signals computes the columns, select compares; so a threshold costs seconds to change and every
-removal can say its score and its bound. Defaults are the published ones: Gopher (Rae et al. 2021,
-A1), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024, 3.6). They were made for English: its
-stop words, its mean word. So a bound may differ by language, said as the differences alone.
+removal can say its score and its threshold. Defaults are the published ones: Gopher (Rae et al.
+2021, A1), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024, 3.6). They were made for English:
+its stop words, its mean word. So a threshold may differ by language, said as the differences alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ from lmpipe.errors import did_you_mean
 
 @dataclass(frozen=True)
 class Rule:
-    """Remove a document whose `column` lies beyond the bound in the Thresholds' field `name`."""
+    """Remove a document whose `column` lies beyond the threshold of the field `name`."""
 
     name: str
     column: str
     kind: Literal["below", "above", "flag"]
 
     def threshold(self, thresholds: "Thresholds") -> float | None:
-        """Return the bound, or None where the rule is off."""
+        """Return the threshold, or None where the rule is off."""
         value = getattr(thresholds, self.name)
         if self.kind == "flag":
             return 0.5 if value else None
@@ -37,13 +37,13 @@ class Rule:
     def breaks(
         self, values: NDArray[Any], threshold: float | NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        """Say which values break the rule; a missing value or bound (NaN) breaks none.
+        """Say which values break the rule; a missing value or threshold (NaN) breaks none.
 
-        Columns are float32: the bound is rounded alike, else 3/10 would exceed a bound of 0.3.
+        Columns are float32: the threshold is rounded alike, else 3/10 would exceed 0.3.
         """
-        bound = np.float32(threshold)
+        rounded = np.float32(threshold)
         scores = values.astype(np.float32)
-        return scores < bound if self.kind == "below" else scores > bound
+        return scores < rounded if self.kind == "below" else scores > rounded
 
 
 RULES: tuple[Rule, ...] = (
@@ -104,7 +104,7 @@ def _ratio(default: float | None, description: str) -> Any:
 
 
 class Thresholds(StageConfig):
-    """Bounds of the Gopher, C4 and FineWeb rules; a rule whose bound is null removes nothing."""
+    """Thresholds of the Gopher, C4 and FineWeb rules; a rule whose threshold is null is off."""
 
     gopher_min_words: int | None = _count(50, "Fewest words that are not symbols")
     gopher_max_words: int | None = _count(100_000, "Most words that are not symbols")
@@ -199,8 +199,8 @@ LanguageThresholds = Annotated[ByLanguage, AfterValidator(_checked)]
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Every rule's bound for every document of a batch.
+class BatchThresholds:
+    """Every rule's threshold for every document of a batch.
 
     Args:
         by_language: what differs from `thresholds` in a language.
@@ -212,7 +212,7 @@ class Bounds:
     languages: Sequence[str | None]
 
     def of(self, rule: Rule) -> float | NDArray[np.float64] | None:
-        """Return one bound for all, one for each document (NaN: off), or None where it is off."""
+        """Return one threshold for all, one a document (NaN: off), or None where it is off."""
         common = rule.threshold(self.thresholds)
         others = {
             language: rule.threshold(self.thresholds.model_copy(update=changes))
@@ -221,8 +221,8 @@ class Bounds:
         }
         if not others:
             return common
-        bounds = [others.get(name or "", common) for name in self.languages]
-        return np.array([np.nan if b is None else b for b in bounds], dtype=np.float64)
+        thresholds = [others.get(name or "", common) for name in self.languages]
+        return np.array([np.nan if b is None else b for b in thresholds], dtype=np.float64)
 
 
 def broken_rules(
@@ -232,10 +232,10 @@ def broken_rules(
     languages: Sequence[str | None] = (),
 ) -> dict[str, NDArray[np.bool_]]:
     """Return, for each rule that is on, which rows break it."""
-    bounds = Bounds(thresholds, by_language or {}, languages)
+    of_batch = BatchThresholds(thresholds, by_language or {}, languages)
     broken = {}
     for rule in RULES:
-        threshold = bounds.of(rule)
+        threshold = of_batch.of(rule)
         if threshold is not None:
             broken[rule.name] = rule.breaks(columns[rule.column], threshold)
     return broken

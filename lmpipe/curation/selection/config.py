@@ -21,7 +21,7 @@ ENSEMBLE_COLUMNS = sorted(
 
 
 class SelectConfig(StageConfig):
-    """Bounds on the signals; a bound that is null removes nothing."""
+    """Thresholds on the signals; a threshold that is null removes nothing."""
 
     languages: dict[str, float] = Field(
         {"en": 0.65},
@@ -41,7 +41,7 @@ class SelectConfig(StageConfig):
         "null: the list's own.",
     )
     thresholds: Thresholds = Field(
-        Thresholds(), description="Bounds of the Gopher, C4 and FineWeb rules."
+        Thresholds(), description="Thresholds of the Gopher, C4 and FineWeb rules."
     )
     thresholds_by_language: LanguageThresholds = Field(
         default_factory=dict,
@@ -55,7 +55,7 @@ class SelectConfig(StageConfig):
         None,
         gt=0,
         lt=1,
-        description="Keep this share by quality score, counted among documents that the bounds "
+        description="Keep this share by quality score, counted among documents that the thresholds "
         "before it keep; null: off.",
     )
     quality_pareto_alpha: float | None = Field(
@@ -89,28 +89,32 @@ class SelectConfig(StageConfig):
         gt=0,
         lt=100,
         description="Keep this best percentage of each language by perplexity, as CCNet's head; "
-        "counted among documents that all other bounds keep; null: off.",
+        "counted among documents that all other thresholds keep; null: off.",
     )
     perplexity_bounds: dict[str, float] = Field(
         default_factory=dict,
-        description="Stored limits by language in place of counted ones: an earlier run's metric "
-        "perplexity_limits. Languages beside them are counted.",
+        description="Stored thresholds by language in place of counted ones: an earlier run's "
+        "metric perplexity_limits. Languages beside them are counted.",
     )
     perplexity_buckets: PerplexityBuckets | None = Field(
         None,
         description="Label documents head, middle or tail of their language by perplexity, as "
-        "CCNet; counted among documents that the bounds before it keep; null: no labels.",
+        "CCNet; counted among documents that the thresholds before it keep; null: no labels.",
     )
 
     @field_validator("perplexity_bounds")
     @classmethod
-    def _normalise_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
-        normal = {policy_language(code): limit for code, limit in sorted(bounds.items())}
-        if len(normal) < len(bounds):
-            raise ValueError(f"perplexity_bounds names one language twice: {sorted(bounds)}")
-        for code, limit in normal.items():
-            if not 0 < limit < float("inf"):
-                raise ValueError(f"perplexity_bounds.{code}={limit} must be a perplexity above 0")
+    def _normalise_perplexities(cls, thresholds: dict[str, float]) -> dict[str, float]:
+        normal = {
+            policy_language(code): threshold for code, threshold in sorted(thresholds.items())
+        }
+        if len(normal) < len(thresholds):
+            raise ValueError(f"perplexity_bounds names one language twice: {sorted(thresholds)}")
+        for code, threshold in normal.items():
+            if not 0 < threshold < float("inf"):
+                raise ValueError(
+                    f"perplexity_bounds.{code}={threshold} must be a perplexity above 0"
+                )
         return normal
 
     @field_validator("languages")
@@ -125,8 +129,8 @@ class SelectConfig(StageConfig):
         return dict(sorted(normal.items()))
 
     @model_validator(mode="after")
-    def _bounds_are_of_kept_languages(self) -> Self:
-        """Refuse bounds that no document would meet: the language is removed before they apply."""
+    def _thresholds_are_of_kept_languages(self) -> Self:
+        """Refuse thresholds that no document meets: its language is removed before they apply."""
         cutoffs = self.perplexity_buckets.cutoffs if self.perplexity_buckets else {}
         for name, by_language in (
             ("thresholds_by_language", self.thresholds_by_language),
@@ -146,7 +150,7 @@ class SelectConfig(StageConfig):
     def _nothing_is_given_in_vain(self) -> Self:
         if self.perplexity_bounds and self.max_perplexity_percentile is None:
             raise ValueError(
-                "perplexity_bounds stand in place of counted limits, and max_perplexity_percentile "
+                "perplexity_bounds stand in place of counted ones, and max_perplexity_percentile "
                 "is null: give it (0 to 100), or take perplexity_bounds out"
             )
         if self.short_text_score is not None and not self.short_text_words:

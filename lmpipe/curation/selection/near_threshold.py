@@ -1,8 +1,8 @@
-"""The documents nearest to each bound, on either side: what a threshold really separates.
+"""The documents nearest to each threshold, on either side: what a threshold really separates.
 
 A threshold is judged by the texts just above and just below it, so select keeps a few of each with
-their beginnings. The nearest are those with the smallest distance relative to the bound, equal ones
-by id: the same for any split of the input.
+their beginnings. The nearest are those with the smallest distance relative to the threshold, equal
+ones by id: the same for any split of the input.
 """
 
 from collections import defaultdict
@@ -27,17 +27,17 @@ class Margins:
 
     def add(self, batch: pa.RecordBatch, verdicts: Verdicts) -> None:
         """Look at one batch; only documents that a rule alone removed count as just removed."""
-        num_broken = sum((rule[1].astype(int) for rule in verdicts.rules), np.zeros(1, int))
-        for rule, breaks, scores, bounds in verdicts.rules:
+        num_broken = sum((one.breaks.astype(int) for one in verdicts.rules), np.zeros(1, int))
+        for rule, breaks, scores, thresholds in verdicts.rules:
             with np.errstate(invalid="ignore"):
-                distance = np.abs(scores - bounds) / np.maximum(np.abs(bounds), 1e-6)
+                distance = np.abs(scores - thresholds) / np.maximum(np.abs(thresholds), 1e-6)
             for side, rows in (
                 ("kept", verdicts.keep), ("removed", breaks & (num_broken == 1)),
             ):  # fmt: skip
                 chosen = np.flatnonzero(rows & ~np.isnan(distance))
                 nearest = chosen[np.argsort(distance[chosen], kind="stable")][: self._per_side]
                 for row in nearest.tolist():
-                    facts = float(distance[row]), float(scores[row]), float(bounds[row])
+                    facts = float(distance[row]), float(scores[row]), float(thresholds[row])
                     self._found[f"{side} {rule}"].append(_sample(batch, row, *facts))
         self._found = defaultdict(list, nearest_of([self._found], self._per_side))
 
@@ -59,13 +59,15 @@ def nearest_of(parts: Iterable[dict[str, list[Sample]]], per_side: int) -> dict[
     }
 
 
-def _sample(batch: pa.RecordBatch, row: int, distance: float, score: float, bound: float) -> Sample:
+def _sample(
+    batch: pa.RecordBatch, row: int, distance: float, score: float, threshold: float
+) -> Sample:
     text = batch.column("text")[row].as_py()[:EXCERPT_CHARACTERS]
     return {
         "id": batch.column("id")[row].as_py(),
         "url": batch.column("url")[row].as_py(),
         "text": text,
         "score": score,
-        "bound": bound,
+        "bound": threshold,
         "distance": distance,
     }

@@ -1,7 +1,7 @@
 """CCNet's split of each language into head, middle and tail by perplexity.
 
-The two cuts are percentiles of a language's perplexities, counted over the documents at hand or
-stored from an earlier run, so that a second crawl is split at the first one's cuts. The label is a
+The two thresholds are percentiles of a language's perplexities, counted over the documents at hand
+or stored from an earlier run, so that a second crawl is split at the first one's. The label is a
 column of what is kept: a mixture, a report or a later selection can go by it.
 
 Source: Wenzek et al. 2019 (CCNet), section 3.4; the percentiles are those of its code.
@@ -23,7 +23,7 @@ COLUMN = "perplexity_bucket"
 Label = Literal["head", "middle", "tail", "all"]
 LABELS: tuple[Label, ...] = get_args(Label)
 RANKS = {"head": 2.0, "middle": 1.0, "tail": 0.0, "all": 1.0}  # in an ensemble
-Cuts = tuple[float, float]
+BucketThresholds = tuple[float, float]  # the head's end, the tail's start
 
 
 class PerplexityBuckets(StageConfig):
@@ -35,10 +35,10 @@ class PerplexityBuckets(StageConfig):
     tail_percentile: float = Field(
         60.0, gt=0, lt=100, description="From this percentile of perplexity on lies the tail."
     )
-    cutoffs: dict[str, Cuts] = Field(
+    cutoffs: dict[str, BucketThresholds] = Field(
         default_factory=dict,
-        description="Stored cuts by language in place of counted ones: [head's end, tail's start], "
-        "an earlier run's metric perplexity_cutoffs. Languages beside them are counted.",
+        description="Stored thresholds by language in place of counted ones: [head's end, tail's "
+        "start], an earlier run's metric perplexity_cutoffs. Languages beside them are counted.",
     )
     keep: tuple[Label, ...] = Field(
         LABELS,
@@ -48,13 +48,13 @@ class PerplexityBuckets(StageConfig):
 
     @field_validator("cutoffs")
     @classmethod
-    def _normalise(cls, cutoffs: dict[str, Cuts]) -> dict[str, Cuts]:
+    def _normalise(cls, cutoffs: dict[str, BucketThresholds]) -> dict[str, BucketThresholds]:
         for code, (head, tail) in cutoffs.items():
             if not 0 < head <= tail:
                 raise ValueError(
                     f"cutoffs.{code}={[head, tail]} must be two perplexities, the lower one first"
                 )
-        normal = {policy_language(code): cuts for code, cuts in sorted(cutoffs.items())}
+        normal = {policy_language(code): pair for code, pair in sorted(cutoffs.items())}
         if len(normal) < len(cutoffs):
             raise ValueError(f"cutoffs names one language twice: {sorted(cutoffs)}")
         return normal
@@ -73,32 +73,32 @@ class PerplexityBuckets(StageConfig):
             )
         return self
 
-    def cuts_of(self, perplexities: NDArray[Any]) -> Cuts:
-        """Count a language's cuts."""
+    def thresholds_of(self, perplexities: NDArray[Any]) -> BucketThresholds:
+        """Count a language's two thresholds."""
         shares = [self.head_percentile, self.tail_percentile]
         head, tail = np.percentile(perplexities.astype(np.float64), shares)
         return float(head), float(tail)
 
 
-def labels_of(perplexities: NDArray[Any], cuts: NDArray[np.float64]) -> NDArray[np.object_]:
+def labels_of(perplexities: NDArray[Any], thresholds: NDArray[np.float64]) -> NDArray[np.object_]:
     """Return each document's label.
 
     Args:
-        cuts: two for each document; NaN where its language has no model.
+        thresholds: two for each document; NaN where its language has no model.
     """
     labels = np.full(len(perplexities), "tail", dtype=object)
-    labels[perplexities < cuts[:, 1]] = "middle"
-    labels[perplexities < cuts[:, 0]] = "head"
-    labels[np.isnan(cuts[:, 0])] = "all"
+    labels[perplexities < thresholds[:, 1]] = "middle"
+    labels[perplexities < thresholds[:, 0]] = "head"
+    labels[np.isnan(thresholds[:, 0])] = "all"
     return labels
 
 
-def nearest_cuts(
-    perplexities: NDArray[Any], cuts: NDArray[np.float64], keep: tuple[Label, ...]
+def nearest_thresholds(
+    perplexities: NDArray[Any], thresholds: NDArray[np.float64], keep: tuple[Label, ...]
 ) -> NDArray[np.float64]:
-    """Return the cut that decides on each document: the one between a kept and a removed part.
+    """Return the threshold that decides on each document: between a kept and a removed part.
 
-    Where both cuts do, it is the nearer one; where none does, NaN.
+    Where both do, it is the nearer one; where none does, NaN.
     """
     sides = [
         ("head" in keep) != ("middle" in keep),
@@ -107,9 +107,9 @@ def nearest_cuts(
     if not any(sides):
         return np.full(len(perplexities), np.nan)
     if not all(sides):
-        return cuts[:, sides.index(True)]
-    distances = np.abs(perplexities[:, None] - cuts)
-    return np.where(distances[:, 0] < distances[:, 1], cuts[:, 0], cuts[:, 1])
+        return thresholds[:, sides.index(True)]
+    distances = np.abs(perplexities[:, None] - thresholds)
+    return np.where(distances[:, 0] < distances[:, 1], thresholds[:, 0], thresholds[:, 1])
 
 
 Counts = dict[str, dict[str, dict[str, int]]]  # language, label: entered, kept

@@ -42,12 +42,14 @@ def resample(
     weigh = partial(_weigh, seed=config.seed, ratios=ratios)
     weighed = scan_documents(out, documents, "weigh", weigh, runtime)
     scores = np.sort(np.concatenate([np.zeros(0), *(r.info["scores"] for r in weighed)]))
-    num_drawn = max(1, round(config.kept_fraction * len(scores)))
-    limit = float(scores[-num_drawn]) if len(scores) else 0.0
+    num_sampled = max(1, round(config.kept_fraction * len(scores)))
+    threshold = float(scores[-num_sampled]) if len(scores) else 0.0
     keys = part_keys(documents)
     by_key = {key: record.info["scores"] for key, record in zip(keys, weighed, strict=True)}
-    mapped = map_documents(out, documents, partial(_draw, scores=by_key, limit=limit), runtime)
-    out.metric("limit", limit)
+    mapped = map_documents(
+        out, documents, partial(_sample, scores=by_key, threshold=threshold), runtime
+    )
+    out.metric("limit", threshold)
     return mapped.finish(guard_hosts=False)
 
 
@@ -102,19 +104,19 @@ def _weigh(
     shard.info["scores"] = scores
 
 
-def _draw(part: StoredPart, *, scores: dict[str, list[float]], limit: float) -> None:
+def _sample(part: StoredPart, *, scores: dict[str, list[float]], threshold: float) -> None:
     start = 0
     for batch in part.batches():
         found = np.array(scores[part.key][start : start + batch.num_rows])
         start += batch.num_rows
-        keep = found >= limit
+        keep = found >= threshold
         removed = [
             removal(
                 batch.column("id")[row].as_py(),
                 "resample",
                 "not_drawn",
                 score=float(found[row]),
-                threshold=limit,
+                threshold=threshold,
                 url=batch.column("url")[row].as_py(),
             )
             for row in np.flatnonzero(~keep).tolist()

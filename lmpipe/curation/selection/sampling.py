@@ -1,4 +1,4 @@
-"""Selections that look at more than one bound: a draw by hash, and bands of several scores.
+"""Selections that look at more than one threshold: a draw by hash, and bands of several scores.
 
 A draw depends on (seed, document id) alone, so it is the same for any split, order or number of
 workers, and a document keeps its luck when others are added.
@@ -42,7 +42,7 @@ def uniform(ids: Sequence[str], seed: int) -> NDArray[np.float64]:
     return np.array(hashes, dtype=np.float64) / 2.0**53
 
 
-def pareto_limits(ids: Sequence[str], alpha: float, seed: int) -> NDArray[np.float64]:
+def pareto_thresholds(ids: Sequence[str], alpha: float, seed: int) -> NDArray[np.float64]:
     """Return the score each document has to exceed: 1 - a draw from Lomax(alpha).
 
     GPT-3 kept a document if np.random.pareto(9) > 1 - score: good ones nearly always, bad ones

@@ -1,4 +1,4 @@
-"""select: keep the documents whose signals are within the recipe's bounds.
+"""select: keep the documents whose signals are within the recipe's thresholds.
 
 Only columns are read to decide, so another threshold costs seconds. A document that breaks several
 rules is removed once: under the first rule in the order language, rules, quality, perplexity, with
@@ -19,48 +19,48 @@ from lmpipe.documents.stage import MappedDocuments, StoredPart, map_documents
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
-    from lmpipe.curation.selection.thresholds import Limits, Verdicts
+    from lmpipe.curation.selection.thresholds import CountedThresholds, Verdicts
 
 
-MARGIN_SAMPLES = 2  # documents on either side of each bound
+MARGIN_SAMPLES = 2  # documents on either side of each threshold
 
 
 @stage(version=4, kind="exact")
 def select(
     out: Output[Documents], config: SelectConfig, documents: Documents, *, runtime: Runtime
 ) -> Documents:
-    """Keep documents within all bounds; every other one goes to the ledger with its reasons.
+    """Keep documents within all thresholds; every other one goes to the ledger with its reasons.
 
     Raises:
-        InputError: nothing is kept, or a bound has no signal to look at.
+        InputError: nothing is kept, or a threshold has no signal to look at.
         ConfigError: a language that the documents' language model never says.
     """
     from lmpipe.curation.selection.near_threshold import nearest_of
     from lmpipe.curation.selection.perplexity_buckets import joined
-    from lmpipe.curation.selection.thresholds import find_limits
+    from lmpipe.curation.selection.thresholds import count_thresholds
 
     config = in_models_terms(config, documents)
-    limits = find_limits(documents, config)
-    work = partial(_select, config=config, limits=limits)
+    counted = count_thresholds(documents, config)
+    work = partial(_select, config=config, counted=counted)
     mapped = map_documents(out, documents, work, runtime)
     _report(out, mapped)
     mapped.require_kept(_nothing_kept(mapped))
     records = mapped.records
     margins = nearest_of((record.info["margins"] for record in records), MARGIN_SAMPLES)
     out.write_json("margins.json", margins)
-    out.metric("perplexity_limits", limits.perplexity)
-    out.metric("min_top_quality", limits.quality)
-    out.metric("ensemble_edges", limits.edges)
+    out.metric("perplexity_limits", counted.perplexity)
+    out.metric("min_top_quality", counted.quality)
+    out.metric("ensemble_edges", counted.edges)
     if config.ensemble is not None:
         bands = mapped.counter("bands")
         out.metric("ensemble_bands", {band: bands[band] for band in sorted(bands, key=int)})
     if config.perplexity_buckets is not None:
-        out.metric("perplexity_cutoffs", {name: [*cuts] for name, cuts in limits.cutoffs.items()})
+        out.metric("perplexity_cutoffs", {name: [*pair] for name, pair in counted.buckets.items()})
         out.metric("perplexity_buckets", joined(record.info["buckets"] for record in records))
     return mapped.finish()
 
 
-def _select(part: StoredPart, *, config: SelectConfig, limits: "Limits") -> None:
+def _select(part: StoredPart, *, config: SelectConfig, counted: "CountedThresholds") -> None:
     """Decide on one part; text is copied as it is."""
     import numpy as np
     import pyarrow as pa
@@ -72,7 +72,7 @@ def _select(part: StoredPart, *, config: SelectConfig, limits: "Limits") -> None
     margins = Margins(MARGIN_SAMPLES)
     buckets, bands, broken = BucketCounts(), Counter[int](), Counter[str]()
     for batch in part.batches():
-        verdicts = judge_all(batch, config, limits)
+        verdicts = judge_all(batch, config, counted)
         keep = verdicts.keep
         removed = ledger_rows(batch, verdicts)
         margins.add(batch, verdicts)
@@ -91,7 +91,7 @@ def _select(part: StoredPart, *, config: SelectConfig, limits: "Limits") -> None
 
 
 def _labelled(batch: Any, verdicts: "Verdicts") -> Any:
-    """Return a batch with the columns that its bounds made."""
+    """Return a batch with the columns that its thresholds made."""
     import pyarrow as pa
 
     from lmpipe.documents.schema import DOCUMENT_SCHEMA
@@ -128,6 +128,6 @@ def _nothing_kept(mapped: MappedDocuments) -> str:
     rule, count = mapped.reasons.most_common(1)[0]
     return (
         f"select kept none of {mapped.num_input} documents. {rule} removed most: {count}. Loosen "
-        "its bound in the recipe's `select`; `lmpipe whatif signals --set KEY=VALUE` shows what "
-        "that would keep"
+        "its threshold in the recipe's `select`; `lmpipe whatif signals --set KEY=VALUE` shows "
+        "what that would keep"
     )

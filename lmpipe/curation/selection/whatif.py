@@ -1,4 +1,4 @@
-"""What other bounds of `select` would keep and drop, without running it.
+"""What other thresholds of `select` would keep and drop, without running it.
 
 The same predicates as the stage's judge the same columns, text left unread: an answer for 100,000
 documents takes a second or two, and cannot differ from what the stage would do. SQL over Parquet
@@ -15,7 +15,7 @@ import numpy as np
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.selection.config import SelectConfig
 from lmpipe.curation.selection.language_terms import in_models_terms
-from lmpipe.curation.selection.thresholds import Verdicts, columns_for, find_limits, judge_all
+from lmpipe.curation.selection.thresholds import Verdicts, columns_for, count_thresholds, judge_all
 from lmpipe.documents.read import read_documents
 
 BATCH_ROWS = 16_384
@@ -24,7 +24,7 @@ _FACTS = ("id", "url", "host", "language")
 
 @dataclass(frozen=True)
 class Change:
-    """One document that would change sides, and the bound that decides it."""
+    """One document that would change sides, and the threshold that decides it."""
 
     id: str
     url: str
@@ -61,11 +61,12 @@ def compare(
     """
     before, after = (in_models_terms(config, documents) for config in (before, after))
     columns = sorted({*_FACTS, *columns_for(before), *columns_for(after)})
-    limits = [find_limits(documents, config) for config in (before, after)]
+    counted_before = count_thresholds(documents, before)
+    counted_after = count_thresholds(documents, after)
     shift = Shift()
     for batch in read_documents(documents, columns, BATCH_ROWS):
-        old = judge_all(batch, before, limits[0])
-        new = judge_all(batch, after, limits[1])
+        old = judge_all(batch, before, counted_before)
+        new = judge_all(batch, after, counted_after)
         _add(shift, batch, old, new)
     for side in (shift.gained, shift.lost):
         side.sort(key=lambda change: change.id)
@@ -110,10 +111,15 @@ def _changes(
     changed = []
     plain = {name: batch.column(name) for name in ("id", "url", "language", "host")}
     for row in rows:
-        rule, _, scores, thresholds = next(r for r in verdicts.rules if r[1][row])
-        shift.by_rule[side, rule] += 1
+        first = next(verdict for verdict in verdicts.rules if verdict.breaks[row])
+        shift.by_rule[side, first.rule] += 1
         facts = {name: str(column[row].as_py() or "") for name, column in plain.items()}
         changed.append(
-            Change(**facts, rule=rule, score=float(scores[row]), threshold=float(thresholds[row]))
+            Change(
+                **facts,
+                rule=first.rule,
+                score=float(first.scores[row]),
+                threshold=float(first.thresholds[row]),
+            )
         )
     return changed

@@ -232,12 +232,12 @@ def _histogram(before: Artifact, after: Artifact | None, column: str, title: str
 
 
 def margins(run: Run) -> Section:
-    """Quote the documents nearest to each bound, on either side."""
+    """Quote the documents nearest to each threshold, on either side."""
     section = Section(
         "margins",
-        "At the bounds",
-        "Just kept and just removed: the documents nearest to a bound. Just removed are those that"
-        " this bound alone removed. Bounds that remove nothing by themselves are left out.",
+        "At the thresholds",
+        "Just kept and just removed: the documents nearest to a threshold. Just removed are those"
+        " that this one alone removed. Thresholds that remove nothing by themselves are left out.",
     )
     found: dict[str, list[Row]] = optional_json(run.one("select"), "margins.json") or {}
     rules = [key.removeprefix("removed ") for key in found if key.startswith("removed ")]
@@ -252,7 +252,7 @@ def margins(run: Run) -> Section:
 
 
 def _margin_sample(row: Row, side: str) -> Sample:
-    facts = f"just {side}: value {number(row['score'])}, bound {number(row['bound'])}"
+    facts = f"just {side}: value {number(row['score'])}, threshold {number(row['bound'])}"
     tone = "bad" if side == "removed" else "good"
     heading = str(row.get("url") or row["id"])
     return Sample(heading, excerpt(row["text"]), f"{facts}, id {row['id']}", tone)

@@ -1,4 +1,4 @@
-"""Bounds that differ by language."""
+"""BatchThresholds that differ by language."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from lmpipe.artifacts.identity import canonical_json
 from lmpipe.curation.extraction.config import ImportDocumentsConfig
 from lmpipe.curation.extraction.import_documents import import_documents
 from lmpipe.curation.quality.config import SignalsConfig
-from lmpipe.curation.quality.rules import RULES, Bounds, Thresholds
+from lmpipe.curation.quality.rules import RULES, BatchThresholds, Thresholds
 from lmpipe.curation.quality.signals import signals
 from lmpipe.curation.selection.config import SelectConfig
 from lmpipe.curation.selection.select import select
@@ -33,7 +33,7 @@ def test_a_language_has_its_own_bound_and_others_the_common_one() -> None:
         },
     ).thresholds_by_language
     languages = ["en", "de", "zh", None]
-    bounds = Bounds(Thresholds(), by_language, languages)
+    bounds = BatchThresholds(Thresholds(), by_language, languages)
     found = bounds.of(WORDS)
     assert isinstance(found, np.ndarray)
     assert np.array_equal(found, [50, 30, np.nan, 50], equal_nan=True)
@@ -43,7 +43,7 @@ def test_a_language_has_its_own_bound_and_others_the_common_one() -> None:
     assert flags is not None
     assert BRACKET.breaks(np.ones(4), flags).tolist() == [True, True, False, True]
     # off in common and on in one language
-    only = Bounds(OFF, {"de": {"gopher_min_words": 30}}, languages)
+    only = BatchThresholds(OFF, {"de": {"gopher_min_words": 30}}, languages)
     assert np.array_equal(only.of(WORDS), [np.nan, 30, np.nan, np.nan], equal_nan=True)  # type: ignore[arg-type]
     assert only.of(BRACKET) is None
 

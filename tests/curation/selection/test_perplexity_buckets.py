@@ -19,7 +19,7 @@ from lmpipe.curation.selection.perplexity_buckets import (
     LABELS,
     PerplexityBuckets,
     labels_of,
-    nearest_cuts,
+    nearest_thresholds,
 )
 from lmpipe.curation.selection.sampling import Ensemble
 from lmpipe.curation.selection.select import select
@@ -232,7 +232,7 @@ def test_a_label_is_ccnets_and_the_named_cut_parts_kept_from_removed(
     for value, label in zip(values, labels, strict=True):
         plain = "head" if value < cuts[0] else "middle" if value < cuts[1] else "tail"
         assert label == plain
-    bounds = nearest_cuts(perplexities, pairs, PerplexityBuckets(keep=tuple(keep)).keep)
+    bounds = nearest_thresholds(perplexities, pairs, PerplexityBuckets(keep=tuple(keep)).keep)
     sides = [label in keep for label in ("head", "middle", "tail")]
     if sides[0] == sides[1] == sides[2]:
         assert np.isnan(bounds).all()

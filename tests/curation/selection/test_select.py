@@ -26,7 +26,7 @@ from lmpipe.curation.quality.quality_classifier import held_out_report, quality_
 from lmpipe.curation.quality.rules import Thresholds
 from lmpipe.curation.quality.signals import signals
 from lmpipe.curation.selection.config import SelectConfig
-from lmpipe.curation.selection.sampling import Ensemble, bands, pareto_limits
+from lmpipe.curation.selection.sampling import Ensemble, bands, pareto_thresholds
 from lmpipe.curation.selection.select import select
 from lmpipe.documents.read import (
     count_documents,
@@ -271,12 +271,12 @@ def test_the_held_out_report_counts_by_hand() -> None:
 
 def test_the_pareto_draw_is_one_of_seed_and_id_and_prefers_good_documents() -> None:
     ids = [f"{n:032x}" for n in range(4000)]
-    limits = pareto_limits(ids, 9.0, 0)
-    assert np.array_equal(pareto_limits(ids[::-1], 9.0, 0)[::-1], limits)
-    assert not np.array_equal(pareto_limits(ids, 9.0, 1), limits)
+    thresholds = pareto_thresholds(ids, 9.0, 0)
+    assert np.array_equal(pareto_thresholds(ids[::-1], 9.0, 0)[::-1], thresholds)
+    assert not np.array_equal(pareto_thresholds(ids, 9.0, 1), thresholds)
     for score in (0.2, 0.8, 0.95):
         expected = (2 - score) ** -9.0  # P(Lomax(9) > 1 - score)
-        assert np.mean(score > limits) == pytest.approx(expected, abs=0.02)
+        assert np.mean(score > thresholds) == pytest.approx(expected, abs=0.02)
 
 
 def test_the_top_fraction_and_the_draw_keep_what_they_say(
