@@ -10,7 +10,7 @@ from flows.cli.outputs import check_file
 from lmpipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lmpipe.model.bill import Bill
+    from lmpipe.model.cost_estimate import CostEstimate
 
 app = typer.Typer()
 LARGEST_PASS = 8  # sequences of a recipe's forward pass where micro_batch_size is automatic
@@ -48,7 +48,7 @@ def cost(
     Nothing is measured and no torch is needed; a price is given only if an hour has one.
     """
     from lmpipe.model.accelerators import accelerator_named
-    from lmpipe.model.bill import Bill, Plan
+    from lmpipe.model.cost_estimate import CostEstimate, Plan
 
     check_file("--to", to)
     if not what:
@@ -68,13 +68,13 @@ def cost(
     chosen = accelerator_named(device)
     settings = _settings(what, changes, {k: v for k, v in given.items() if v is not None})
     default = "fp32" if chosen.name == "CPU" else "deepspeed"
-    bill = Bill(Plan(device=chosen, precision=precision or default, **settings))
-    _print(Console(), what, bill)
+    estimate = CostEstimate(Plan(device=chosen, precision=precision or default, **settings))
+    _print(Console(), what, estimate)
     if to is not None:
-        from lmpipe.report.bill import make_page
+        from lmpipe.report.cost_page import make_page
         from lmpipe.report.html import write_html
 
-        to.write_text(write_html(make_page(bill, what)), encoding="utf-8")
+        to.write_text(write_html(make_page(estimate, what)), encoding="utf-8")
         print(f"roofline: {to}")
 
 
@@ -118,16 +118,16 @@ def _recipe_settings(recipe: Any, given: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _print(console: Console, what: str, bill: "Bill") -> None:
+def _print(console: Console, what: str, estimate: "CostEstimate") -> None:
     from rich.table import Table
 
-    from lmpipe.report.bill import summary
+    from lmpipe.report.cost_page import summary
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right", style="bold")
     table.add_column(overflow="fold")
-    for tile in summary(bill):
+    for tile in summary(estimate):
         table.add_row(tile.label, tile.value, tile.note)
     console.print(f"{what}: computed, nothing measured", markup=False, highlight=False)
     console.print(table, highlight=False)

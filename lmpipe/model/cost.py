@@ -5,7 +5,7 @@ without torch, and every term can be checked on paper. The price: a change of th
 made here too, which tests/model/test_cost.py enforces by counting the real modules.
 
 What a block is made of is said in shapes.py; memory.py, roofline.py and communication.py have the
-rest of the bill, and bill.py adds it up.
+rest, and cost_estimate.py adds it up.
 
 Conventions: a multiply-add is 2 FLOPs; backward costs twice forward; GB are 1e9 bytes; norms,
 softmax, RoPE and the embedding look-up count as free (under 1% above a width of 512).

@@ -1,11 +1,11 @@
-"""Each operation under its device's roof: plots and tables of a bill's three phases."""
+"""Each operation under its device's roof: plots and tables of a cost estimate's three phases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lmpipe.model.accelerators import Accelerator
-from lmpipe.model.bill import Bill
+from lmpipe.model.cost_estimate import CostEstimate
 from lmpipe.model.roofline import KINDS, Operation, total_seconds
 from lmpipe.report.blocks import Cell, Charts, Section, Table
 from lmpipe.report.svg import Chart, Line, line_chart, number
@@ -14,14 +14,20 @@ from lmpipe.report.wording import percent, period, size
 SERVED = 64  # sequences of the decoding plot: products move right, attention does not
 
 
-def roofline(bill: Bill) -> Section:
+def roofline(estimate: CostEstimate) -> Section:
     """Return the plots of training, prefill and decoding, and a table of each."""
-    plan = bill.plan
+    plan = estimate.plan
     phases = {
-        "Training": (bill.training, f"A micro-batch of {_rows(plan.micro_batch)}, both passes."),
-        "Prefill": (bill.prefill, f"Prompts of {plan.length:,} tokens, {plan.micro_batch} a pass."),
+        "Training": (
+            estimate.training,
+            f"A micro-batch of {_rows(plan.micro_batch)}, both passes.",
+        ),
+        "Prefill": (
+            estimate.prefill,
+            f"Prompts of {plan.length:,} tokens, {plan.micro_batch} a pass.",
+        ),
         "Decoding": (
-            bill.decode(SERVED),
+            estimate.decode(SERVED),
             f"One more token for each of {_rows(SERVED)}.",
         ),
     }

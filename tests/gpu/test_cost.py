@@ -1,4 +1,4 @@
-"""The memory that a bill names against what a training step holds on one CUDA device."""
+"""The memory that a cost estimate names against what a training step holds on one CUDA device."""
 
 import gc
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(("name", "batch"), [("100M", 8), ("300M", 8), ("1B", 4)])
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
-def test_peak_memory_of_a_training_step_is_within_a_tenth_of_the_bill(
+def test_peak_memory_of_a_training_step_is_within_a_tenth_of_the_estimate(
     name: str, batch: int, checkpointing: memory.Checkpointing
 ) -> None:
     from torch.nn import functional
@@ -57,6 +57,6 @@ def test_peak_memory_of_a_training_step_is_within_a_tenth_of_the_bill(
     expected = memory.state_bytes(config, count, state) + memory.activation_bytes(
         config, batch, length, checkpointing=checkpointing
     )
-    print(f"{name} {checkpointing}: {measured / 1e6:.0f} MB, bill {expected / 1e6:.0f} MB")
+    print(f"{name} {checkpointing}: {measured / 1e6:.0f} MB, cost estimate {expected / 1e6:.0f} MB")
     assert measured == pytest.approx(expected, rel=0.10)
     del model, optimizer

@@ -11,9 +11,9 @@ import pytest
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.model.accelerators import H100
-from lmpipe.model.bill import Bill, Plan
+from lmpipe.model.cost_estimate import CostEstimate, Plan
 from lmpipe.model.sizes import SIZES
-from lmpipe.report import bill as bill_page
+from lmpipe.report import cost_page
 from lmpipe.report.accounting import account, make_page
 from lmpipe.report.config import ReportConfig
 from lmpipe.report.html import write_html
@@ -91,11 +91,13 @@ def test_the_accounting_page_fits_the_screen_with_both_plots_drawn(
 
 @pytest.mark.stack
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_of_a_bill_fits_the_screen_with_its_roofs_drawn(
+def test_the_page_of_a_estimate_fits_the_screen_with_its_roofs_drawn(
     width: int, tmp_path: Path
 ) -> None:
-    bill = Bill(Plan(SIZES["70B"], H100, ranks=1024, tokens=15e12, zero_stage=3, price=2.5))
-    found = measure(write_html(bill_page.make_page(bill, "70B")), width, tmp_path)
+    estimate = CostEstimate(
+        Plan(SIZES["70B"], H100, ranks=1024, tokens=15e12, zero_stage=3, price=2.5)
+    )
+    found = measure(write_html(cost_page.make_page(estimate, "70B")), width, tmp_path)
     assert found["width"] <= width
     assert found["wide"] == 0
     assert found["loaded"] == 0

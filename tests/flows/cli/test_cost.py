@@ -13,7 +13,7 @@ def command(*arguments: str) -> str:
     return " ".join(result.output.split())
 
 
-def test_a_size_has_its_bill_and_its_page(tmp_path: Path) -> None:
+def test_a_size_has_its_estimate_and_its_page(tmp_path: Path) -> None:
     page = tmp_path / "7B.html"
     text = command("7b", "--ranks", "64", "--tokens", "2e12", "--zero", "3", "--to", str(page))
     assert "parameters 6.74B" in text and "time 42.1 days" in text and "fits in 80 GB" in text

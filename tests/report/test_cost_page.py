@@ -1,4 +1,4 @@
-"""The page of a bill says what the bill says."""
+"""The page of a cost estimate says what the estimate says."""
 
 import dataclasses
 import re
@@ -6,9 +6,9 @@ import re
 import pytest
 
 from lmpipe.model.accelerators import CPU, H100
-from lmpipe.model.bill import Bill, Plan
+from lmpipe.model.cost_estimate import CostEstimate, Plan
 from lmpipe.model.sizes import SIZES
-from lmpipe.report.bill import make_page, summary
+from lmpipe.report.cost_page import make_page, summary
 from lmpipe.report.html import write_html
 from lmpipe.report.wording import period, size
 
@@ -17,12 +17,12 @@ PLAN = Plan(SIZES["7B"], H100, ranks=64, tokens=2e12, zero_stage=3, price=2.5)
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return write_html(make_page(Bill(PLAN), "7B <b>"))
+    return write_html(make_page(CostEstimate(PLAN), "7B <b>"))
 
 
 def test_the_page_holds_three_roofs_and_every_operation(html: str) -> None:
-    bill = Bill(PLAN)
-    operations = [*bill.training, *bill.prefill, *bill.decode(64)]
+    estimate = CostEstimate(PLAN)
+    operations = [*estimate.training, *estimate.prefill, *estimate.decode(64)]
     assert html.count("<svg") == 3 == html.count('class="line k0"')
     assert html.count("<circle") == len(operations)
     for operation in operations:
@@ -30,18 +30,18 @@ def test_the_page_holds_three_roofs_and_every_operation(html: str) -> None:
     assert "7B &lt;b&gt;" in html and "7B <b>" not in html
 
 
-def test_tiles_are_the_bills_figures_and_the_price_appears_only_if_given() -> None:
-    bill = Bill(PLAN)
-    tiles = {tile.label: tile for tile in summary(bill)}
+def test_tiles_are_the_estimates_figures_and_the_price_appears_only_if_given() -> None:
+    estimate = CostEstimate(PLAN)
+    tiles = {tile.label: tile for tile in summary(estimate)}
     assert tiles["parameters"].value == "6.74B"
-    assert tiles["time"].value == "42.1 days" == period(bill.seconds)
+    assert tiles["time"].value == "42.1 days" == period(estimate.seconds)
     assert tiles["price"].value == "162k"
     assert tiles["memory a device"].note.startswith("fits in 80 GB")
-    unpriced = Bill(dataclasses.replace(PLAN, price=None, zero_stage=0))
+    unpriced = CostEstimate(dataclasses.replace(PLAN, price=None, zero_stage=0))
     tiles = {tile.label: tile for tile in summary(unpriced)}
     assert "price" not in tiles
     assert tiles["memory a device"].note.startswith("does not fit in 80 GB")
-    cheap = Bill(Plan(SIZES["1M"], CPU, price=0.5, precision="fp32"))
+    cheap = CostEstimate(Plan(SIZES["1M"], CPU, price=0.5, precision="fp32"))
     assert next(tile.value for tile in summary(cheap) if tile.label == "price") == "0.01"
 
 
@@ -60,7 +60,7 @@ def test_terabytes_are_written_as_such() -> None:
 
 def test_the_page_compares_stages_and_modes_of_checkpointing(html: str) -> None:
     for stage in (0, 1, 2, 3):
-        total = sum(Bill(dataclasses.replace(PLAN, zero_stage=stage)).memory_bytes.values())
+        total = sum(CostEstimate(dataclasses.replace(PLAN, zero_stage=stage)).memory_bytes.values())
         assert re.search(
             rf"<td>ZeRO-{stage}</td><td[^>]*>[^<]*</td><td[^>]*>{size(total)}</td>", html
         )

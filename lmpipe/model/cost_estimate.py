@@ -1,8 +1,8 @@
-"""The bill of a training run and of serving its model: time, memory a device, wires, dollars.
+"""The cost estimate of a training run and of serving its model: time, memory, wires, dollars.
 
-A plan is checked whole, then every figure is a property of it: nothing is measured, so a bill of a
-70B run on 1,024 devices is written on a laptop in a second. The utilisation is an assumption that
-the reader states; the roofline gives its bound.
+A plan is checked whole, then every figure is a property of it: nothing is measured, so a cost
+estimate of a 70B run on 1,024 devices is written on a laptop in a second. The utilisation is an
+assumption that the reader states; the roofline gives its bound.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Bill:
+class CostEstimate:
     """Every figure of a plan."""
 
     plan: Plan
