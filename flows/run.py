@@ -18,7 +18,7 @@ from flows.scale import scale
 from flows.tokenize import tokenize
 from flows.worker_watch import ends_with_worker
 from lmpipe.artifacts.events import Event
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.provenance import now
 from lmpipe.errors import StoreError, StoreRefused
@@ -108,8 +108,8 @@ def execute(
         flow=flow,
         recipe=recipe.name,
     )
-    uses = RunUses(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
-    conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, uses)
+    leases = RunLeases(settings.store, f"{flow} of {recipe.name}, run {origin.flow_run}")
+    conductor = PrefectConductor(settings, selection, allowed, listener or Silent(), origin, leases)
 
     def write_record() -> None:
         record = {
@@ -124,10 +124,12 @@ def execute(
         path = f"runs/{recipe.name}/{started.replace(':', '')}-{secrets.token_hex(2)}.json"
         settings.store.create(path, json.dumps(record, indent=1).encode())
 
-    with uses:  # until the record is written, from which gc knows what the run used
-        if uses.refusal:
-            _check_builds_nothing(planned, allowed, uses.refusal)
-            message = f"this run's use of the store is not recorded, gc may take it: {uses.refusal}"
+    with leases:  # until the record is written, from which gc knows what the run used
+        if leases.refusal:
+            _check_builds_nothing(planned, allowed, leases.refusal)
+            message = (
+                f"this run's use of the store is not recorded, gc may take it: {leases.refusal}"
+            )
             event = {"type": "log", "level": "warning", "message": message}
             conductor.listener.event("store", event)
         try:
@@ -137,7 +139,7 @@ def execute(
             with contextlib.suppress(StoreError, OSError):  # what ended the run is what counts
                 write_record()
             raise
-        if not uses.refusal:
+        if not leases.refusal:
             write_record()
     return conductor.steps
 

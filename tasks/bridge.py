@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 from lmpipe.artifacts.build import find
 from lmpipe.artifacts.events import Event
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.lookup import identify, read_manifest
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.process import build_in_child
@@ -88,7 +88,7 @@ class PrefectConductor:
         listener: hears what happens.
         origin: names this run in the manifests of what it builds, so that they can be accounted
             for, and a retry does not force again.
-        uses: where the run writes down what it uses, so that gc leaves it alone.
+        leases: where the run writes down what it uses, so that gc leaves it alone.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class PrefectConductor:
         allowed: set[str],
         listener: Listener,
         origin: Origin,
-        uses: RunUses | None = None,
+        leases: RunLeases | None = None,
     ) -> None:
         self._settings = settings
         self._selection = selection
         self._allowed = allowed
         self.listener = listener
         self._origin = origin
-        self._uses = uses
+        self._leases = leases
         self._task_runs = TaskRuns()
         self.steps: list[Step] = []
 
@@ -125,13 +125,13 @@ class PrefectConductor:
         except InputError as error:
             return cast(A, self._without(self._failure(call, error)))
         identity = identify(call.stage, call.config, bound)
-        if self._uses is not None:
-            self._uses.take(call.stage.name, identity)
+        if self._leases is not None:
+            self._leases.take(call.stage.name, identity)
         force = self._selection.forces(call.name) and not self._forced_before(call, identity)
         if not force:
             found = find(call.stage, identity, self._settings.store, runtime)
-            if found is not None and self._uses is not None and found.manifest.adopted:
-                self._uses.take(found.stage, found.manifest.adopted.id)
+            if found is not None and self._leases is not None and found.manifest.adopted:
+                self._leases.take(found.stage, found.manifest.adopted.id)
                 found = find(call.stage, identity, self._settings.store, runtime)
             if found is not None:
                 self._task_runs.show_found(call, flat(bound), found)

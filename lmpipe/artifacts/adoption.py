@@ -64,7 +64,7 @@ def adopt(
     found = differences_to(old, stage, config, inputs)
     _check_fields(old, {d.field: str(d) for d in found}, fields)
     place = home(stage.name, wanted)
-    with BuildLock(store, f"{place}/lock.json", uses=homes_of(old)) as lock:
+    with BuildLock(store, f"{place}/lock.json", leases=homes_of(old)) as lock:
         gone = is_collected(store, old)
         lost = open_artifact(store, old).missing()
         if gone or lost:

@@ -114,7 +114,7 @@ def build(
         for place in homes_of(item.manifest)
     ]
     with BuildLock(
-        store, f"{folder}/lock.json", lease_seconds=lease_seconds, on_wait=on_wait, uses=used
+        store, f"{folder}/lock.json", lease_seconds=lease_seconds, on_wait=on_wait, leases=used
     ) as lock:
         attempts.record(store, attempts.of_lock(folder, lock.displaced, "killed"))
         current = read_manifest(store, stage.name, artifact)

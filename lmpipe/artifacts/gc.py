@@ -4,15 +4,15 @@ Builds and runs go on meanwhile, on other machines, and any of them may hit an a
 about to go. The protocol needs no clock and no pause of theirs:
 
     a run                                   gc
-    1  write the use (a run's record,       1  condemn: write a tombstone, by a conditional put
-       or the inputs in a build's lock)     2  read aliases, uses and locks again; take the word
+    1  write a lease (a run's record,      1  condemn: write a tombstone, by a conditional put
+       or the inputs in a build's lock)     2  read aliases, leases and locks again; take the word
     2  read the tombstone: condemned, then     back where one names the artifact
        take it back by a conditional put;   3  take the artifact's build lock, without waiting
        collected, then it is a miss         4  collect: the second conditional put, on the etag of
                                                the first
                                             5  delete the objects, let the lock go
 
-Each side writes before it reads, so of a use and a condemnation at the same moment at least one
+Each side writes before it reads, so of a lease and a condemnation at the same moment at least one
 side sees the other's. If only the run sees it, the run's put in 2 and gc's in 4 depend on the same
 etag: one of them fails, and whoever fails gives way. A builder cannot adopt what gc deletes: it
 needs the lock that gc holds, and it passes over what is collected in any case, which covers a gc
@@ -41,7 +41,7 @@ from lmpipe.artifacts.attempts import spent_on
 from lmpipe.artifacts.leases import (
     SILENCE_SECONDS,
     Holder,
-    bury_dead_runs,
+    delete_dead_leases,
     find_holders,
     find_silent,
 )
@@ -88,7 +88,7 @@ def collect(
     *,
     say: Say = lambda text: None,
     lock_seconds: float = LEASE_SECONDS,
-    use_seconds: float = SILENCE_SECONDS,
+    lease_seconds: float = SILENCE_SECONDS,
 ) -> Collected:
     """Delete what the policy does not keep.
 
@@ -97,7 +97,7 @@ def collect(
         policy: what stays.
         say: hears what is being done.
         lock_seconds: silence after which an unseen builder counts as dead.
-        use_seconds: the same for an unseen run.
+        lease_seconds: the same for an unseen run.
     """
 
     def on_wait(holder: str) -> None:
@@ -108,10 +108,10 @@ def collect(
             store,
             find_holders(store, _held_locks(store)),
             lock_seconds=lock_seconds,
-            use_seconds=use_seconds,
+            lease_seconds=lease_seconds,
             on_wait=say,
         )
-        bury_dead_runs(store, silent)
+        delete_dead_leases(store, silent)
         holders = _maybe_alive(store, silent)
         condemned = _condemn(store, _judge(store, policy, _survey(store), holders))
         # from here on nobody can begin to use what is condemned without taking the word back
@@ -210,7 +210,7 @@ def _aliases(store: Store) -> dict[str, str]:
 
 
 def _used(holders: Iterable[Holder]) -> dict[str, str]:
-    return {home: holder.label for holder in holders for home in sorted(holder.uses)}
+    return {home: holder.label for holder in holders for home in sorted(holder.leases)}
 
 
 def _runs(store: Store) -> list[Run]:

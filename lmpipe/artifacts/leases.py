@@ -1,11 +1,11 @@
-"""What running flows use: a record each, with a heartbeat, that gc reads.
+"""Leases of running flows: which artifacts each uses, in a record with a heartbeat for gc.
 
 A lock says who builds an artifact. A flow also uses what it found: a tokenizer that it hit at the
 start and that its last stage reads three days later. So a run writes down each artifact before it
-looks whether it is there, in `uses/<token>.json`.
+looks whether it is there, in its lease `uses/<token>.json`.
 
-The order is what makes it safe: a run writes its use and then reads what gc says; gc condemns and
-then reads the uses. Whichever comes later sees the other.
+The order is what makes it safe: a run writes its lease and then reads what gc says; gc condemns and
+then reads the leases. Whichever of the two comes later sees what the other wrote.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ SILENCE_SECONDS = 5 * LEASE_SECONDS
 BEAT_SECONDS = LEASE_SECONDS / 6
 
 
-class RunUses:
-    """The artifacts that a run uses; use as a context manager around the run.
+class RunLeases:
+    """The lease of a run on the artifacts that it uses; a context manager around the run.
 
     Args:
         store: where they lie.
@@ -59,9 +59,9 @@ class RunUses:
         self._lost = False
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="uses", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="leases", daemon=True)
 
-    def __enter__(self) -> "RunUses":
+    def __enter__(self) -> "RunLeases":
         try:
             with self._guard:
                 self._write([])
@@ -96,9 +96,9 @@ class RunUses:
                 self._write([*self._taken, name])
                 self._taken.append(name)
 
-    def _write(self, uses: list[str]) -> None:
+    def _write(self, leases: list[str]) -> None:
         if not self._lost:
-            holder = {**this_process(), "label": self._label, "beat": self._beats, "uses": uses}
+            holder = {**this_process(), "label": self._label, "beat": self._beats, "uses": leases}
             data = json.dumps(holder).encode()
             if self._etag is None:
                 etag = self._store.create(self._path, data)
@@ -127,12 +127,12 @@ class RunUses:
 
 @dataclass
 class Holder:
-    """A build or a run that may be at work, as its lock or its use record says."""
+    """A build or a run that may be at work, as its lock or its lease says."""
 
     path: str
     said: dict[str, Any]
     etag: str
-    uses: set[str] = field(default_factory=set)
+    leases: set[str] = field(default_factory=set)
 
     @property
     def label(self) -> str:
@@ -157,7 +157,7 @@ def find_silent(
     holders: list[Holder],
     *,
     lock_seconds: float = LEASE_SECONDS,
-    use_seconds: float = SILENCE_SECONDS,
+    lease_seconds: float = SILENCE_SECONDS,
     on_wait: Callable[[str], None] = lambda text: None,
 ) -> dict[str, str]:
     """Wait until each holder has given a sign of life or been silent for its lease.
@@ -170,7 +170,7 @@ def find_silent(
     """
     waiting, silent = {h.path: h for h in holders if not is_alive(h.said)}, {}
     watches = {
-        path: Watch(use_seconds if path.startswith(f"{FOLDER}/") else lock_seconds)
+        path: Watch(lease_seconds if path.startswith(f"{FOLDER}/") else lock_seconds)
         for path in waiting
     }
     if waiting:
@@ -191,8 +191,8 @@ def find_silent(
     return silent
 
 
-def bury_dead_runs(store: Store, silent: dict[str, str]) -> None:
-    """Delete the records of runs that have ended without a word; a living one notices it."""
+def delete_dead_leases(store: Store, silent: dict[str, str]) -> None:
+    """Delete the leases of runs that ended without deleting theirs; a living run notices it."""
     for name in store.children(FOLDER):
         path = f"{FOLDER}/{name}"
         holder = _look(store, path) if name.endswith(".json") and name[0] != "." else None
@@ -205,10 +205,10 @@ def _look(store: Store, path: str) -> Holder | None:
     said = json.loads(found[0]) if found else {}
     if found is None or not said:
         return None
-    uses = set(said.get("uses", []))
+    leases = set(said.get("uses", []))
     if not path.startswith(f"{FOLDER}/"):
-        uses.add(path.rpartition("/")[0])
-    return Holder(path, said, found[1], uses)
+        leases.add(path.rpartition("/")[0])
+    return Holder(path, said, found[1], leases)
 
 
 def _delete(store: Store, path: str) -> None:

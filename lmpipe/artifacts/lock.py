@@ -43,7 +43,7 @@ class BuildLock:
         path: the lock object's path.
         lease_seconds: silence after which another builder may take over.
         on_wait: called with the holder's description when somebody else holds the lock.
-        uses: artifacts ("stage/id") that the holder reads; gc leaves them alone.
+        leases: artifacts ("stage/id") that the holder reads; gc leaves them alone.
 
     Attributes:
         note: what else the lock says of its holder, asked at every beat.
@@ -57,11 +57,11 @@ class BuildLock:
         *,
         lease_seconds: float = LEASE_SECONDS,
         on_wait: Callable[[str], None] | None = None,
-        uses: list[str] | None = None,
+        leases: list[str] | None = None,
     ) -> None:
         self.note: Callable[[], dict[str, Any]] = dict
         self.displaced: dict[str, Any] = {}
-        self._uses = uses or []
+        self._leases = leases or []
         self._store = store
         self._path = path
         self._lease = lease_seconds
@@ -173,7 +173,7 @@ class BuildLock:
             "token": self._token,
             **this_process(),
             "beat": self._beats,
-            "uses": self._uses,
+            "uses": self._leases,
             **self.note(),
         }
         return json.dumps(holder).encode()

@@ -94,8 +94,10 @@ def _ours(settings: Options) -> list[Row]:
             rate = count / seconds / settings.workers
             rows.append(row("curation", "lmpipe", case, "rate", rate, "documents/s/core"))
             if stage is extract:
-                for author, number in documents.metrics["extractors"].items():
-                    rows.append(row("curation", "lmpipe", case, f"text by {author}", number, ""))
+                for extracted_by, number in documents.metrics["extractors"].items():
+                    rows.append(
+                        row("curation", "lmpipe", case, f"text by {extracted_by}", number, "")
+                    )
         case = f"source to select, {num_pages} pages, {settings.workers} workers"
         seconds = time.perf_counter() - begin
         rows.append(row("curation", "lmpipe", case, "time", seconds, "s"))

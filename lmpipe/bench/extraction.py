@@ -43,18 +43,18 @@ def run(options: dict[str, Any]) -> list[Row]:
     truth, pages = read_labelled(Path(settings.folder))
     extractors: list[Any] = settings.extractors or list(get_args(Extractor))
     texts: dict[str, dict[str, str]] = {extractor: {} for extractor in extractors}
-    authors: Counter[str] = Counter()
+    by_extractor: Counter[str] = Counter()
     seconds: dict[str, float] = dict.fromkeys(extractors, 0.0)
     for key, body in pages.items():
         for extractor in extractors:
             times = []
             for _ in range(settings.repeats + (not texts[extractor])):  # the first call imports
                 start = time.process_time()
-                text, _, author = extract_page((extractor, body, None))
+                text, _, extracted_by = extract_page((extractor, body, None))
                 times.append(time.process_time() - start)
             texts[extractor][key] = text
             seconds[extractor] += min(times)
-            authors.update([author] if extractor == "cascade" else [])
+            by_extractor.update([extracted_by] if extractor == "cascade" else [])
     rows = []
     for extractor in extractors:
         impl = "lmpipe" if extractor == "cascade" else extractor.removesuffix("_fast")
@@ -63,8 +63,8 @@ def run(options: dict[str, Any]) -> list[Row]:
             rows.append(row("extraction", impl, case, metric, value, ""))
         speed = len(pages) / seconds[extractor]
         rows.append(row("extraction", impl, case, "speed", speed, "pages/s/core"))
-    for author, count in sorted(authors.items()):
-        rows.append(row("extraction", "lmpipe", f"cascade, by {author}", "pages", count, ""))
+    for extracted_by, count in sorted(by_extractor.items()):
+        rows.append(row("extraction", "lmpipe", f"cascade, by {extracted_by}", "pages", count, ""))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     rows.append(row("extraction", "all", "one process", "peak_memory", peak, "MB"))
     return rows

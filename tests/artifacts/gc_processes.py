@@ -14,7 +14,7 @@ import time
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.gc import collect
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.lookup import identify
 from lmpipe.artifacts.retention import RetentionPolicy
 from lmpipe.artifacts.store import Store
@@ -35,12 +35,12 @@ def use(root: str, least_runs: int, least_built: int, seed: int) -> None:
     runs = built = 0
     while (runs < least_runs or built < least_built) and time.monotonic() < end:
         config = CountConfig(lines=1 + choice.randrange(NUM_ARTIFACTS), num_shards=3)
-        with RunUses(store, f"user {seed}") as uses:
-            uses.take("count", identify(count, config, {}))
+        with RunLeases(store, f"user {seed}") as leases:
+            leases.take("count", identify(count, config, {}))
             events: list[dict[str, object]] = []
             made = build(count, config, {}, store=store, runtime=Runtime(), sink=events.append)
             inputs = {"documents": made}
-            uses.take("copy", identify(copy, CopyConfig(), inputs))
+            leases.take("copy", identify(copy, CopyConfig(), inputs))
             copied = build(copy, CopyConfig(), inputs, store=store, runtime=Runtime())
             time.sleep(choice.random() * 0.05)
             for artifact in (made, copied):

@@ -15,7 +15,7 @@ from lmpipe.artifacts import gc
 from lmpipe.artifacts.alias import set_alias
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.gc import collect, preview
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.lock import BuildLock
 from lmpipe.artifacts.lookup import home, identify, read_manifest
 from lmpipe.artifacts.output import Output
@@ -175,8 +175,8 @@ def test_inputs_of_a_build_in_progress_stay(store: Store, monkeypatch: pytest.Mo
 
 def test_what_a_run_took_stays_until_the_run_ends(store: Store) -> None:
     made = make(store)
-    with RunUses(store, "nightly", beat_seconds=0.2) as uses:
-        uses.take("count", made.id)
+    with RunLeases(store, "nightly", beat_seconds=0.2) as leases:
+        leases.take("count", made.id)
         reasons = [v.reasons for v in preview(store, NOTHING_STAYS)]
         assert reasons == [[f"in use: nightly by process {os.getpid()} on {os.uname().nodename}"]]
         assert collect(store, NOTHING_STAYS).objects == 0
@@ -225,7 +225,7 @@ def test_a_run_that_begins_between_the_words_is_seen(
     real = gc._condemn
 
     def begin_run_first(*arguments: Any) -> Any:
-        runs.append(RunUses(store, "late").__enter__())
+        runs.append(RunLeases(store, "late").__enter__())
         runs[0].take("count", made.id)
         assert find(count, made.id, store, Runtime()) is not None
         return real(*arguments)
@@ -240,7 +240,7 @@ def test_a_build_or_an_alias_that_begins_between_the_words_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, gone = make(store, 1), make(store, 2), make(store, 3)
-    lock = BuildLock(store, "copy/new/lock.json", uses=[home("count", first.id)])
+    lock = BuildLock(store, "copy/new/lock.json", leases=[home("count", first.id)])
     real = gc._condemn
 
     def begin_build_first(*arguments: Any) -> Any:
@@ -364,7 +364,7 @@ def test_a_run_that_cannot_be_seen_counts_as_dead_after_its_silence_only(store: 
     beating = threading.Thread(target=beat, args=[etag])
     beating.start()
     said: list[str] = []
-    options: dict[str, Any] = {"lock_seconds": 1.0, "use_seconds": 2.0, "say": said.append}
+    options: dict[str, Any] = {"lock_seconds": 1.0, "lease_seconds": 2.0, "say": said.append}
     assert collect(store, NOTHING_STAYS, **options).objects == 0
     assert "far by process 1 on elsewhere" in said[0]
     beats.set()
@@ -376,12 +376,12 @@ def test_a_run_that_cannot_be_seen_counts_as_dead_after_its_silence_only(store: 
 
 
 def test_a_run_that_was_held_for_dead_is_told_so(store: Store) -> None:
-    with RunUses(store, "frozen", beat_seconds=60) as uses:
-        uses.take("count", "a")
+    with RunLeases(store, "frozen", beat_seconds=60) as leases:
+        leases.take("count", "a")
         (path,) = [p for p in store.sizes("uses") if not p.startswith("uses/.")]
         store.delete(path)
         with pytest.raises(LockLost, match="held it for dead"):
-            uses.take("count", "b")
+            leases.take("count", "b")
 
 
 def test_a_use_that_could_not_be_written_is_written_at_the_next_try(
@@ -392,12 +392,12 @@ def test_a_use_that_could_not_be_written_is_written_at_the_next_try(
     def away(*arguments: Any) -> str | None:
         raise StoreUnavailable("no answer")
 
-    with RunUses(store, "patient", beat_seconds=60) as uses:
+    with RunLeases(store, "patient", beat_seconds=60) as leases:
         monkeypatch.setattr(Store, "replace", away)
         with pytest.raises(StoreUnavailable):
-            uses.take("count", "a")
+            leases.take("count", "a")
         monkeypatch.setattr(Store, "replace", real)
-        uses.take("count", "a")
+        leases.take("count", "a")
         (path,) = [p for p in store.sizes("uses") if not p.startswith("uses/.")]
         assert json.loads(store.read(path) or b"")["uses"] == ["count/a"]
 

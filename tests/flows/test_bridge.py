@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.lookup import list_manifests
 from lmpipe.artifacts.manifest import Origin
 from lmpipe.artifacts.store import Store
@@ -96,14 +96,14 @@ def test_a_run_writes_down_what_it_uses_before_it_looks_and_its_manifests_name_i
             seen[-1].append(f"{step.stage}/{step.artifact}")
 
     origin = Origin(flow_run="run-7", flow_run_name="tiny", flow="test", recipe="tiny")
-    uses = RunUses(store, "test")
+    leases = RunLeases(store, "test")
     names = {"count", "copy", "train"}
     selection = Selection(force=("copy",))
-    conductor = PrefectConductor(settings, selection, names, Looking(), origin, uses)
+    conductor = PrefectConductor(settings, selection, names, Looking(), origin, leases)
 
     @flow(name="test")
     def composed():
-        with uses, conducted_by(conductor):
+        with leases, conducted_by(conductor):
             return compose()
 
     composed()

@@ -12,7 +12,7 @@ from flows.recipe import PipelineConfig, load_recipe
 from lmpipe.artifacts import store as store_module
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.events import Event
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.tombstone import Tombstone, write_tombstone
 from lmpipe.errors import StoreRefused
@@ -109,6 +109,6 @@ def test_a_bucket_that_denies_writes_is_told_from_one_that_is_away(
 
     store = Store("s3://bucket/prefix")
     monkeypatch.setattr(store, "_conditional", Denied())
-    with RunUses(store, "a run") as uses:
-        uses.take("count", "1" * 24)
-    assert "Access Denied" in uses.refusal and "s3://bucket/prefix/uses/" in uses.refusal
+    with RunLeases(store, "a run") as leases:
+        leases.take("count", "1" * 24)
+    assert "Access Denied" in leases.refusal and "s3://bucket/prefix/uses/" in leases.refusal

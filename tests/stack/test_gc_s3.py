@@ -10,7 +10,7 @@ import s3fs
 from lmpipe.artifacts.alias import set_alias
 from lmpipe.artifacts.build import build, find
 from lmpipe.artifacts.gc import collect, preview
-from lmpipe.artifacts.leases import RunUses
+from lmpipe.artifacts.leases import RunLeases
 from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
@@ -42,8 +42,8 @@ def test_aliased_and_used_artifacts_stay_and_the_rest_goes_but_for_manifests(sto
     named, used, gone = (build(count, CountConfig(lines=n), {}, **options) for n in (1, 2, 3))
     copied = build(copy, CopyConfig(), {"documents": named}, **options)
     set_alias(store, "production", copied.manifest)
-    with RunUses(store, "nightly") as uses:
-        uses.take("count", used.id)
+    with RunLeases(store, "nightly") as leases:
+        leases.take("count", used.id)
         freed = sum(verdict.freed for verdict in preview(store, NOTHING_STAYS))
         done = collect(store, NOTHING_STAYS)
         assert done.artifacts == 1 and done.bytes == freed > 0

@@ -87,20 +87,20 @@ def _take(document: Document, plain: bytes) -> None:
 
 
 def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, str]:
-    """Return a page's main text, its charset and who wrote the text; runs in the sandbox."""
+    """Return a page's main text, its charset and which extractor gave it; runs in the sandbox."""
     extractor, body, header_charset = page
     charset = page_charset(body, header_charset)
     html = decode_text(body, charset)
     if extractor == "cascade":
         is_encoded = charset == "utf-8" and "\ufffd" not in html and body[:1] != b"\xef"
-        text, author = cascade(html, body if is_encoded else None)
+        text, extracted_by = cascade(html, body if is_encoded else None)
     else:
-        text, author = extract_text(extractor, html), extractor
-    return clean_text(text), charset, author
+        text, extracted_by = extract_text(extractor, html), extractor
+    return clean_text(text), charset, extracted_by
 
 
 def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
-    """Return the text of the fastest extractor that does not doubt itself, and whose it is.
+    """Return the text of the fastest extractor without doubts, and its name with what was doubted.
 
     Args:
         utf8: the page as bytes, where they are at hand.
@@ -120,14 +120,14 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
         doubts.append(doubt)
         root = parse_page(html, utf8)
     text, doubt = walk_text(root)
-    author = "walk"
+    extracted_by = "walk"
     if doubt:
         doubts.append(doubt)
     if _is_to_be_asked(doubts, len(text)):
         slow = extract_text("trafilatura_fast", html, is_parted=True)
         if len(slow) > len(text) / 4:  # less does not mend that something is missing
-            text, author = slow, "trafilatura_fast"
-    return text, f"{author}: {', '.join(doubts)}" if doubts else author
+            text, extracted_by = slow, "trafilatura_fast"
+    return text, f"{extracted_by}: {', '.join(doubts)}" if doubts else extracted_by
 
 
 def _is_to_be_asked(doubts: list[str], num_characters: int) -> bool:

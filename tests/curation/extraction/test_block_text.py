@@ -110,8 +110,8 @@ def test_the_walk_says_why_it_may_be_wrong(html: str, doubt: str) -> None:
 def test_the_cascade_walks_what_names_no_content_and_asks_trafilatura_only_in_doubt() -> None:
     assert cascade(page("")) == (walked(page("")).text, "walk")
     words = "<div>Some words beside it</div>" * 60
-    text, author = cascade(f"<html><body>{words}<p>{SENTENCE}</p></body></html>")
-    assert author == "trafilatura_fast: little_text"
+    text, extracted_by = cascade(f"<html><body>{words}<p>{SENTENCE}</p></body></html>")
+    assert extracted_by == "trafilatura_fast: little_text"
     assert SENTENCE.strip() in text
     assert cascade("<p></p>") == ("", "walk: no_prose")
 
@@ -126,23 +126,25 @@ def test_a_doubted_text_that_is_long_stands() -> None:
 def test_where_a_page_names_its_content_trafilaturas_rules_read_it() -> None:
     clutter = "<p class=teaser-related>Clutter in some words</p>"
     html = f"<html><body><div>{PARAGRAPHS}</div><article>{clutter}{PARAGRAPHS}</article></body>"
-    text, author = cascade(html)
-    assert author == "trafilatura_core"
+    text, extracted_by = cascade(html)
+    assert extracted_by == "trafilatura_core"
     assert text.count("Part ") == 4
     assert "Clutter" not in text
 
 
 def test_code_is_walked_also_where_a_page_names_its_content() -> None:
-    text, author = cascade(page("<main><pre>def f():\n    return 1</pre></main>"))
-    assert author == "walk"
+    text, extracted_by = cascade(page("<main><pre>def f():\n    return 1</pre></main>"))
+    assert extracted_by == "walk"
     assert "def f():\n    return 1" in text
 
 
 def test_a_named_content_of_few_words_leaves_the_page_to_the_walk() -> None:
     here = f"<div class=a><p>{SENTENCE * 34}</p></div>"
     elsewhere = f"<div class=b><p>{SENTENCE * 6}</p></div>{'<div>Some words</div>' * 300}"
-    text, author = cascade(f"<body><article><p>Few words.</p></article>{here}{elsewhere}</body>")
-    assert author == "walk: short_frame, scattered"
+    text, extracted_by = cascade(
+        f"<body><article><p>Few words.</p></article>{here}{elsewhere}</body>"
+    )
+    assert extracted_by == "walk: short_frame, scattered"
     assert text.count("A sentence") == 34
 
 
@@ -157,15 +159,15 @@ def test_a_named_content_of_few_words_leaves_the_page_to_the_walk() -> None:
 def test_trafilatura_is_asked_also_where_the_walk_found_much(html: str, doubt: str) -> None:
     page = f"<html><body>{html}</body></html>"
     assert len(walked(page).text) > 1000
-    text, author = cascade(page)
-    assert author == f"trafilatura_fast: {doubt}"
+    text, extracted_by = cascade(page)
+    assert extracted_by == f"trafilatura_fast: {doubt}"
     assert "".join(text.split()) == "".join(extract_text("trafilatura_fast", page).split())
 
 
 def test_a_page_of_megabytes_is_walked() -> None:
     bold = "".join(f"<b>{number}</b> {SENTENCE}" for number in range(30_000))
-    text, author = cascade(f"<html><body><article><p>{bold}</p></article></body></html>")
-    assert author == "walk"
+    text, extracted_by = cascade(f"<html><body><article><p>{bold}</p></article></body></html>")
+    assert extracted_by == "walk"
     assert len(text) > 2_000_000
 
 
@@ -194,7 +196,7 @@ def test_a_text_of_more_than_ten_megabytes_is_read_whole() -> None:
 @pytest.mark.parametrize("bad", [b"", b"\xff\xfe", b"\0"])
 def test_a_page_reads_alike_from_its_own_bytes_and_from_its_text(charset: str, bad: bytes) -> None:
     body = page("<p>Größe, naïve façade</p>", "<nav>Menü</nav>").encode(charset) + bad
-    text, found, author = extract_page(("cascade", body, None))
+    text, found, extracted_by = extract_page(("cascade", body, None))
     html = decode_text(body, found)
     assert text == clean_text(walked(html).text)
-    assert author == "walk"
+    assert extracted_by == "walk"

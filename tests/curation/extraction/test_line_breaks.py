@@ -54,8 +54,8 @@ TABLE = "<table><tr>{}</tr><tr><td>1</td><td>2</td></tr></table>"
 def test_words_of_different_blocks_are_parted_and_inline_elements_part_none(
     markup: str, words: str, around: str
 ) -> None:
-    text, author = cascade(page(markup, around))
-    assert author == ("trafilatura_core" if around == "article" else "walk")
+    text, extracted_by = cascade(page(markup, around))
+    assert extracted_by == ("trafilatura_core" if around == "article" else "walk")
     assert re.findall(r"[\w.]+", found(text))[: len(words.split())] == words.split()
 
 
@@ -92,8 +92,8 @@ def test_words_of_different_blocks_are_parted_and_inline_elements_part_none(
 def test_code_keeps_its_lines(markup: str, lines: list[str], around: str) -> None:
     if around == "article" and "class=ln" in markup:
         return
-    text, author = cascade(page(markup, around))
-    assert author == "walk"
+    text, extracted_by = cascade(page(markup, around))
+    assert extracted_by == "walk"
     assert found(text).strip("\n").split("\n")[: len(lines)] == lines
 
 

@@ -98,8 +98,8 @@ def test_memory_stays_flat_over_thousands_of_pages() -> None:
         for number in range(2500):
             prose = b"<p>" + b"Page %d has a sentence that stands for itself. " % number * 9
             tag, expected = ((b"div", "walk"), (b"main", "trafilatura_core"))[number % 2]
-            text, _, author = sandbox(("cascade", body % (links, tag, prose, tag), None))
-            assert author == expected
+            text, _, extracted_by = sandbox(("cascade", body % (links, tag, prose, tag), None))
+            assert extracted_by == expected
             assert "sentence" in text
             if number % 250 == 249:
                 parent.append(resident_megabytes("self"))

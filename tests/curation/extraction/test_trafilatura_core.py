@@ -85,8 +85,8 @@ def test_lists_quotes_and_tables_survive_where_a_page_names_its_content() -> Non
     rows = "<tr><th>Name<th>Use</tr><tr><td>alpha<td>first\n one</tr><tr><td>b<td>x</tr>"
     quote = "<blockquote>Quoted words</blockquote><h2>Next</h2><p>Use <code>x = 1</code>.</p>"
     html = f"<html><body><main>{PROSE}{items}<table>{rows}</table>{quote}</main></body></html>"
-    text, author = cascade(html)
-    assert author == "trafilatura_core"
+    text, extracted_by = cascade(html)
+    assert extracted_by == "trafilatura_core"
     for expected in ("- first\n  - inner item\n- second\n", "| alpha | first one |", "| b | x |",
                      "\nQuoted words\nNext\nUse x = 1."):  # fmt: skip
         assert expected in text
@@ -98,9 +98,9 @@ def test_a_frame_of_which_over_a_quarter_would_be_lost_is_doubted() -> None:
         html = f"<html><body><article>{PROSE}{bare * num_bare}</article></body></html>"
         assert core_text(parse_page(html)).doubt == doubt
         assert "Bare" not in extract_text("trafilatura_fast", html)
-        text, author = cascade(html)
+        text, extracted_by = cascade(html)
         assert ("Bare" in text) == bool(doubt)
-        assert author == (f"walk: {doubt}" if doubt else "trafilatura_core")
+        assert extracted_by == (f"walk: {doubt}" if doubt else "trafilatura_core")
 
 
 @pytest.mark.parametrize(("html", "doubt"), [
