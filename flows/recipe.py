@@ -8,14 +8,13 @@ another recipe and changes what is named.
 import glob
 import re
 import shlex
-import types
-import typing
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flows.recipe_errors import explain, unknown
 from flows.store_root import default_root
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
@@ -38,7 +37,6 @@ from lmpipe.errors import ConfigError, did_you_mean
 from lmpipe.evaluation.config import EvaluateConfig
 from lmpipe.report.config import ReportConfig
 from lmpipe.runtime import Runtime
-from lmpipe.runtime.redaction import Redactor
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.token_data.shards import ShardsConfig
 from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
@@ -377,20 +375,19 @@ def check_recipe(raw: dict[str, Any], origin: str) -> PipelineConfig:
     try:
         recipe = PipelineConfig.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(dict(detail)) for detail in error.errors()]
+        lines = [explain(dict(detail), PipelineConfig) for detail in error.errors()]
         raise ConfigError(f"{origin} is not a valid recipe:\n" + "\n".join(lines)) from error
     for stage, update in recipe.stage_runtime.items():
         if stage not in PipelineConfig.model_fields:
-            known = list(PipelineConfig.model_fields)
-            raise ConfigError(_unknown(("stage_runtime", stage), known, update))
+            raise ConfigError(f"stage_runtime.{unknown((stage,), PipelineConfig, update)}")
         for key in update:
             if key not in Runtime.model_fields:
-                where = ("stage_runtime", stage, key)
-                raise ConfigError(_unknown(where, list(Runtime.model_fields), update[key]))
+                hint = unknown((key,), Runtime, update[key])
+                raise ConfigError(f"stage_runtime.{stage}.{hint}")
         try:
             Runtime.model_validate({**recipe.runtime.model_dump(), **update})
         except ValidationError as error:
-            lines = [_explain(dict(detail)) for detail in error.errors()]
+            lines = [explain(dict(detail), Runtime) for detail in error.errors()]
             raise ConfigError(f"{origin}: stage_runtime.{stage}:\n" + "\n".join(lines)) from error
     return recipe
 
@@ -419,53 +416,3 @@ def _note_changes(raw: dict[str, Any], changes: list[str]) -> None:
         words = [report["recipe"], *(f"--set {shlex.quote(change)}" for change in kept)]
         if len(text := " ".join(words)) <= LONGEST_COMMAND:
             report["recipe"] = text
-
-
-def _explain(detail: dict[str, Any]) -> str:
-    """Turn one pydantic error into key, value, what is allowed, and the nearest spelling."""
-    where = tuple(detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return Redactor({}).text("  " + _unknown(where, _keys_at(where[:-1]), detail["input"]))
-    key = ".".join(str(part) for part in where)
-    if detail["type"] == "value_error":  # our own words, which say what was given
-        return Redactor({}).text(f"  {key}: {detail['msg'].removeprefix('Value error, ')}")
-    given = "" if detail["type"] == "missing" else f", got {str(detail['input'])[:80]!r}"
-    return Redactor({}).text(f"  {key}: {detail['msg']}{given}")
-
-
-def _unknown(where: tuple[Any, ...], known: list[str], given: Any) -> str:
-    hint = did_you_mean(str(where[-1]), sorted(known))
-    remedy = "" if hint.startswith("did you mean") else "; use one of these, or take the key out"
-    key = ".".join(str(part) for part in where)
-    return f"{key}: unknown key; {hint}{remedy} (got {str(given)[:80]!r})"
-
-
-def _keys_at(where: tuple[Any, ...]) -> list[str]:
-    """Return the keys that a recipe may have at a place."""
-    places: list[Any] = [PipelineConfig]
-    for part in where:
-        places = [inner for place in places for inner in _below(place, part)]
-    return [key for place in places if _is_model(place) for key in place.model_fields]
-
-
-def _below(annotation: Any, part: Any) -> list[Any]:
-    """Return the types of what lies at a key, or a number, of a value of some type."""
-    if _is_model(annotation):
-        field = annotation.model_fields.get(part)
-        return _alternatives(field.annotation) if field is not None else []
-    arguments = [argument for argument in typing.get_args(annotation) if argument is not ...]
-    return _alternatives(arguments[-1]) if arguments else []  # a mapping's value, a list's item
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    """Return a type, or those of which a value may have any."""
-    origin = typing.get_origin(annotation)
-    if origin is typing.Annotated:
-        return _alternatives(typing.get_args(annotation)[0])
-    if origin in (types.UnionType, typing.Union):
-        return [a for part in typing.get_args(annotation) for a in _alternatives(part)]
-    return [annotation]
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,14 +1,37 @@
-"""What sft, dpo and grpo have in common: the task, the optimiser, and how progress is measured."""
+"""What sft, dpo and grpo have in common: the task, the optimizer, and how progress is measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, model_validator
 
 from lmpipe.alignment.task import TaskConfig, problems
 from lmpipe.artifacts.stage import StageConfig
+from lmpipe.training.optimizer import LearningRate, OptimizerConfig, WeightDecay
+from lmpipe.training.schedule import (
+    FinalFraction,
+    Name,
+    ScheduleConfig,
+    WarmupFraction,
+    WarmupSteps,
+)
+
+
+class AlignmentOptimizer(OptimizerConfig):
+    """AdamW for a short run from trained weights: a lower rate, and no decay of what they are."""
+
+    learning_rate: LearningRate = 1e-4
+    weight_decay: WeightDecay = 0.0
+
+
+class AlignmentSchedule(ScheduleConfig):
+    """A few steps of warm-up, then a line: runs are short, and none is branched off."""
+
+    name: Name = "linear"
+    warmup_steps: WarmupSteps = 3
+    warmup_fraction: WarmupFraction = 0.0
+    final_fraction: FinalFraction = 0.1
 
 
 class AlignmentConfig(StageConfig):
@@ -18,17 +41,9 @@ class AlignmentConfig(StageConfig):
         default_factory=TaskConfig, description="The verifiable task that is taught and measured."
     )
     num_steps: int = Field(60, ge=1, le=10_000_000, description="Optimizer steps.")
-    learning_rate: float = Field(1e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
-    schedule: Literal["warmup_stable_decay", "cosine", "linear", "constant"] = Field(
-        "linear", description="Course of the learning rate after the warm-up."
-    )
-    warmup_steps: int = Field(3, ge=0, le=1_000_000, description="Steps of linear warm-up.")
-    final_fraction: float = Field(
-        0.1, ge=0, le=1, description="Share of the peak learning rate left at the last step."
-    )
-    weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled decay of the matrices.")
-    gradient_clipping: float = Field(
-        1.0, ge=0, le=1e6, description="Largest global gradient norm; 0 leaves gradients alone."
+    optimizer: AlignmentOptimizer = Field(AlignmentOptimizer(), description="AdamW's settings.")
+    schedule: AlignmentSchedule = Field(
+        AlignmentSchedule(), description="The course of the learning rate."
     )
     max_new_tokens: int = Field(
         24, ge=1, le=32_768, description="Longest completion; one that is cut there scores 0."

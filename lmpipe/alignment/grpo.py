@@ -11,13 +11,27 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from lmpipe.alignment.config import AlignmentConfig
+from lmpipe.alignment.config import AlignmentConfig, AlignmentOptimizer, AlignmentSchedule
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.errors import ConfigError
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import check_ranks
+from lmpipe.training.optimizer import LearningRate
+from lmpipe.training.schedule import Name
+
+
+class GrpoOptimizer(AlignmentOptimizer):
+    """AdamW at a rate between those of dpo and sft."""
+
+    learning_rate: LearningRate = 3e-4
+
+
+class GrpoSchedule(AlignmentSchedule):
+    """A constant rate: a reward that still rises has no last step in view."""
+
+    name: Name = "constant"
 
 
 class GrpoConfig(AlignmentConfig):
@@ -53,10 +67,8 @@ class GrpoConfig(AlignmentConfig):
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3", description="Per-token KL estimate; k1 has no gradient towards the reference."
     )
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="Peak learning rate of AdamW.")
-    schedule: Literal["warmup_stable_decay", "cosine", "linear", "constant"] = Field(
-        "constant", description="Course of the learning rate after the warm-up."
-    )
+    optimizer: GrpoOptimizer = Field(GrpoOptimizer(), description="AdamW's settings.")
+    schedule: GrpoSchedule = Field(GrpoSchedule(), description="The course of the learning rate.")
     num_steps: int = Field(40, ge=1, le=10_000_000, description="Batches of rollouts.")
     evaluate_every: int = Field(
         10, ge=1, le=1_000_000, description="Steps between two measurements on held-out problems."

@@ -34,9 +34,7 @@ from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks
 from lmpipe.training.launch import equal_share
 from lmpipe.training.loss_watch import LossWatch
-from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
-from lmpipe.training.schedule import Schedule
 
 C = TypeVar("C", bound=AlignmentConfig)
 
@@ -71,12 +69,8 @@ class PolicyRun(Generic[C]):
         policy = self.load_policy(torch.device("cpu"))
         self.engine = TrainingEngine(
             policy,
-            OptimizerSettings(
-                learning_rate=config.learning_rate,
-                weight_decay=config.weight_decay,
-                gradient_clipping=config.gradient_clipping,
-            ),
-            self._schedule(),
+            config.optimizer,
+            config.schedule.over(config.num_steps * getattr(config, "updates_per_batch", 1)),
             context.runtime,
             device=self.device,
             scale=learning_rate_scale(policy.config),
@@ -89,18 +83,6 @@ class PolicyRun(Generic[C]):
         """Return a fresh copy of the policy that the run started from."""
         return load_model(
             self.folder, device, torch.float32, attention=self.context.runtime.attention
-        )
-
-    def _schedule(self) -> Schedule:
-        config = self.config
-        total = config.num_steps * getattr(config, "updates_per_batch", 1)
-        decay = total // 5 if config.schedule == "warmup_stable_decay" else 0
-        return Schedule(
-            config.schedule,
-            total,
-            min(config.warmup_steps, total - decay),
-            decay,
-            config.final_fraction,
         )
 
     def resume(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from lmpipe.alignment.config import AlignmentConfig
+from lmpipe.alignment.config import AlignmentConfig, AlignmentOptimizer
 from lmpipe.alignment.packing import Overflow
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
@@ -27,6 +27,13 @@ from lmpipe.eval_items.contamination_record import (
 )
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import check_ranks
+from lmpipe.training.optimizer import LearningRate
+
+
+class SftOptimizer(AlignmentOptimizer):
+    """AdamW at a rate that teaches a format in tens of steps."""
+
+    learning_rate: LearningRate = 1e-3
 
 
 class SftConfig(AlignmentConfig):
@@ -42,7 +49,7 @@ class SftConfig(AlignmentConfig):
     overflow: Overflow = Field(
         "error", description="What happens to a conversation longer than a row."
     )
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="Peak learning rate of AdamW.")
+    optimizer: SftOptimizer = Field(SftOptimizer(), description="AdamW's settings.")
     max_contaminated_fraction: float = Field(0.0, ge=0, le=1, description=LIMIT_DESCRIPTION)
     accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
 

@@ -113,12 +113,12 @@ def train(
 
     from lmpipe.model.decoder import Decoder
     from lmpipe.model.initialisation import learning_rate_scale
-    from lmpipe.training.optimizer import OptimizerSettings, parameter_groups
+    from lmpipe.training.optimizer import OptimizerConfig, parameter_groups
     from lmpipe.training.schedule import Schedule
 
     config = shape(settings, kind, width)
     model = Decoder(config).initialise(0).to(text.device)
-    chosen = OptimizerSettings(learning_rate=rate, weight_decay=0.0)
+    chosen = OptimizerConfig(learning_rate=rate, weight_decay=0.0)
     groups = parameter_groups(model.named_parameters(), chosen, learning_rate_scale(config))
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     schedule = Schedule("cosine", settings.steps, settings.steps // 10, 0)

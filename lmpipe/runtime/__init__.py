@@ -101,6 +101,13 @@ class Runtime(BaseModel):
     alarm_loss_steps: int = Field(
         64, ge=8, le=10_000, description="Steps that a loss is compared to; one alarm in as many."
     )
+    stop_skipped_in_a_row: int = Field(
+        10,
+        ge=0,
+        le=10**6,
+        description="Stop a training run after more steps in a row than this whose gradients are"
+        " not finite.",
+    )
     sort_memory_mb: int = Field(
         512, ge=16, le=2**20, description="What one sort or join may hold before it spills to disk."
     )

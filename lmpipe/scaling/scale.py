@@ -12,7 +12,7 @@ Source: Hoffmann et al. 2022 (the law); Hu et al. 2024, section 4 (warm-up, stab
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,11 +23,41 @@ from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import check_ranks
+from lmpipe.training.optimizer import LearningRate, OptimizerConfig
+from lmpipe.training.schedule import FinalFraction, ScheduleConfig, WarmupFraction, WarmupSteps
 
 if TYPE_CHECKING:
     from lmpipe.scaling.fit import ComputeLaw, Floats, LossLaw, Runs
 
 NEXT_COMPUTE = 10.0  # the fit also sizes a run of so many times the largest one's compute
+
+
+class ScaleOptimizer(OptimizerConfig):
+    """AdamW for small models, which bear a higher rate."""
+
+    learning_rate: LearningRate = 4e-3
+
+
+class ScaleSchedule(ScheduleConfig):
+    """One rise and one constant rate for all budgets of a width, and a fall to 0 for each."""
+
+    name: Literal["warmup_stable_decay"] = Field(
+        "warmup_stable_decay", description="The one shape whose stable part serves all budgets."
+    )
+    warmup_steps: WarmupSteps = 16
+    warmup_fraction: WarmupFraction = 0.0
+    final_fraction: FinalFraction = 0.0
+
+    @model_validator(mode="after")
+    def _serves_all_budgets(self) -> ScaleSchedule:
+        if self.warmup_fraction:
+            raise ConfigError(
+                f"warmup_fraction={self.warmup_fraction} must be 0: one run serves budgets of "
+                "several lengths, and rises once; set warmup_steps"
+            )
+        if not self.decay_fraction:
+            raise ConfigError("decay_fraction=0 must be above 0: each budget ends in a decay")
+        return self
 
 
 class ScaleConfig(StageConfig):
@@ -51,16 +81,14 @@ class ScaleConfig(StageConfig):
         2_097_152, ge=1, le=10**14, description="Training tokens of the predicted run."
     )
     batch_tokens: int = Field(2048, ge=1, le=2**26, description="Tokens of an optimizer step.")
-    learning_rate: float = Field(
-        4e-3, gt=0, le=1, description="Peak learning rate at the width of `model`."
+    optimizer: ScaleOptimizer = Field(
+        ScaleOptimizer(), description="AdamW's settings; its rate is that of the width of `model`."
     )
     width_exponent: float = Field(
         0.5, ge=0, le=2, description="The rate falls with the width to this power."
     )
-    weight_decay: float = Field(0.1, ge=0, le=1, description="AdamW's weight decay of matrices.")
-    warmup_steps: int = Field(16, ge=0, le=10**6, description="Steps of linear warm-up.")
-    decay_fraction: float = Field(
-        0.2, gt=0, le=1, description="Share of each budget that is spent decaying the rate."
+    schedule: ScaleSchedule = Field(
+        ScaleSchedule(), description="The course of the learning rate over each budget."
     )
     validation_tokens: int = Field(
         32_768, ge=1, le=10**10, description="Validation tokens, from the first."
@@ -87,10 +115,11 @@ class ScaleConfig(StageConfig):
         if len({w * t for w in self.widths for t in self.token_budgets}) < 2:
             raise ConfigError("a law needs at least two runs of different compute")
         shortest = min(*self.token_budgets, self.held_out_tokens)
-        if shortest < self.batch_tokens * (self.warmup_steps + 2):
+        if shortest < self.batch_tokens * (self.schedule.warmup_steps + 2):
             raise ConfigError(
-                f"a budget of {shortest} tokens has no step after warmup_steps={self.warmup_steps}"
-                f" of {self.batch_tokens} tokens; lower warmup_steps or batch_tokens"
+                f"a budget of {shortest} tokens has no step after schedule.warmup_steps="
+                f"{self.schedule.warmup_steps} of {self.batch_tokens} tokens; lower "
+                "schedule.warmup_steps or batch_tokens"
             )
         return self
 
@@ -110,7 +139,8 @@ class ScaleConfig(StageConfig):
 
     def rate(self, width: int) -> float:
         """Peak learning rate of a width."""
-        return self.learning_rate * math.pow(self.model.d_model / width, self.width_exponent)
+        peak = self.optimizer.learning_rate
+        return peak * math.pow(self.model.d_model / width, self.width_exponent)
 
 
 def check_start(config: ScaleConfig, given: frozenset[str], runtime: Runtime | None) -> None:
@@ -196,7 +226,7 @@ def describe(points: list[dict[str, Any]], config: ScaleConfig) -> dict[str, Any
     if len(usable) < 2:
         raise ConfigError(
             f"{len(usable)} runs are left to fit a law to; diverged: {', '.join(left_out)}. Lower "
-            "scale.learning_rate"
+            "scale.optimizer.learning_rate"
         )
     fitted = _runs(usable)
     law = fit_law(fitted)

@@ -7,6 +7,7 @@ checkpoint, so that a kill costs at most one budget's training.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from lmpipe.training.data import cut
 from lmpipe.training.engine import TrainingEngine, join_ranks
 from lmpipe.training.loop import language_model_loss, measure_loss
 from lmpipe.training.mixing import open_reference
-from lmpipe.training.optimizer import OptimizerSettings
 from lmpipe.training.rank import RankContext
 from lmpipe.training.schedule import Schedule
 
@@ -85,12 +85,11 @@ class Sweep:
             engine.load(state)
         for budget in series["budgets"][skip:]:
             steps = self.steps(budget)
-            decay = min(max(1, round(self.config.decay_fraction * steps)), steps)
-            decay = min(decay, steps - min(self.config.warmup_steps, steps - 1))
-            self._train(engine, steps - decay)
+            branched = self._decaying(steps)
+            self._train(engine, steps - branched.decay_steps)
             branch = self.context.scratch / f"sweep-{len(self.points)}"
             engine.save(branch / "state")
-            engine.schedule = self._schedule(steps, decay)
+            engine.schedule = branched
             loss = self._train(engine, steps)
             self._measure(series, budget, steps, loss, engine)
             engine.load(branch / "state")
@@ -103,19 +102,22 @@ class Sweep:
             (branch / "points.json").write_text(json.dumps(self.points))
             self.context.save_checkpoint(len(self.points), branch)
 
-    def _schedule(self, steps: int, decay: int) -> Schedule:
-        warmup = min(self.config.warmup_steps, max(0, steps - decay))
-        return Schedule("warmup_stable_decay", steps, warmup, decay)
+    def _decaying(self, steps: int) -> Schedule:
+        """Return a budget's schedule; its last step at least decays."""
+        schedule = self.config.schedule.over(steps)
+        decay = max(1, schedule.decay_steps)
+        warmup = min(schedule.warmup_steps, steps - decay)
+        return replace(schedule, decay_steps=decay, warmup_steps=warmup)
 
     def _engine(self, series: dict[str, Any]) -> TrainingEngine:
         shape = ModelConfig.model_validate(series["shape"])
         model = Decoder(shape, self.context.runtime.attention).initialise(self.config.seed)
-        settings = OptimizerSettings(series["rate"], weight_decay=self.config.weight_decay)
-        steps = self.steps(series["budgets"][-1])
+        settings = self.config.optimizer.model_copy(update={"learning_rate": series["rate"]})
+        longest = self.config.schedule.over(self.steps(series["budgets"][-1]))
         return TrainingEngine(
             model,
             settings,
-            self._schedule(steps, 0),
+            replace(longest, decay_steps=0),
             self.context.runtime,
             device=self.device,
             scale=learning_rate_scale(shape),

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training import checkpoint_state
-from lmpipe.training.optimizer import LearningRateScale, OptimizerSettings, parameter_groups
+from lmpipe.training.optimizer import LearningRateScale, OptimizerConfig, parameter_groups
 from lmpipe.training.position import Position
 from lmpipe.training.schedule import Schedule
 
@@ -108,7 +108,7 @@ class TrainingEngine:
     def __init__(
         self,
         module: torch.nn.Module,
-        settings: OptimizerSettings,
+        settings: OptimizerConfig,
         schedule: Schedule,
         runtime: Runtime,
         *,
@@ -127,6 +127,7 @@ class TrainingEngine:
         if self.is_bf16 and runtime.zero_stage == 0:
             raise ConfigError("zero_stage=0 in bf16 keeps no fp32 master weights; use zero_stage=1")
         self.zero_stage = runtime.zero_stage
+        self.max_skipped_in_a_row = runtime.stop_skipped_in_a_row
         masters = {name: p.detach().to("cpu", copy=True) for name, p in module.named_parameters()}
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         groups = parameter_groups(module.named_parameters(), settings, scale)
@@ -233,11 +234,11 @@ class TrainingEngine:
             return
         position.skipped += 1
         position.skipped_in_a_row += 1
-        if position.skipped_in_a_row > self.settings.max_skipped_in_a_row:
+        if position.skipped_in_a_row > self.max_skipped_in_a_row:
             raise TrainingError(
                 f"{position.skipped_in_a_row} steps in a row had gradients that are not finite "
-                f"(the last one is step {position.steps - 1}); lower the learning rate or look at "
-                "the data"
+                f"(the last one is step {position.steps - 1}); lower optimizer.learning_rate, look "
+                f"at the data, or raise runtime.stop_skipped_in_a_row={self.max_skipped_in_a_row}"
             )
 
     def sum_over_ranks(self, value: float) -> float:
@@ -276,18 +277,16 @@ class TrainingEngine:
 
     def describe(self) -> dict[str, Any]:
         """Return settings and schedule as JSON, for the checkpoint."""
-        return {"optimizer": asdict(self.settings), "schedule": asdict(self.schedule)}
+        return {"optimizer": self.settings.model_dump(), "schedule": asdict(self.schedule)}
 
 
-def _deepspeed_config(
-    settings: OptimizerSettings, zero_stage: int, is_bf16: bool
-) -> dict[str, Any]:
+def _deepspeed_config(settings: OptimizerConfig, zero_stage: int, is_bf16: bool) -> dict[str, Any]:
     config: dict[str, Any] = {
         # the boundary is set by hand in accumulate(), so that a step may have any number of
         # micro-batches of any size
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.gradient_clipping,
+        "gradient_clipping": settings.gradient_clip,
         "steps_per_print": 2**31,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": zero_stage},

@@ -89,8 +89,8 @@ def train(
     model = config.build_model(runtime.attention)
     engine = TrainingEngine(
         model,
-        config.optimizer_settings(),
-        config.lr_schedule(),
+        config.optimizer,
+        config.schedule.over(config.total_steps),
         runtime,
         device=device,
         scale=scale or learning_rate_scale(config.model),

@@ -1,41 +1,47 @@
-"""AdamW's settings, and which parameters it decays.
+"""AdamW's settings, one section for every stage that trains, and which parameters it decays.
 
 Matrices are decayed; norm gains and other vectors are not, since their scale is what they mean.
 Embeddings are matrices here. Torch-free but for `parameter_groups`.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from lmpipe.artifacts.stage import StageConfig
 
 if TYPE_CHECKING:
     import torch
 
 LearningRateScale = Callable[[str], float]
 
+# stages differ in these defaults, and in nothing else of the section
+LearningRate = Annotated[
+    float,
+    Field(gt=0, le=10, description="Peak learning rate; the schedule gives fractions of it."),
+]
+WeightDecay = Annotated[
+    float, Field(ge=0, le=10, description="Decoupled decay of matrices; vectors are not decayed.")
+]
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """What AdamW needs.
 
-    Attributes:
-        learning_rate: the peak; the schedule gives fractions of it.
-        gradient_clipping: largest global gradient norm; 0 leaves gradients as they are.
-        max_skipped_in_a_row: so many steps in a row with non-finite gradients end the run.
-    """
+class OptimizerConfig(StageConfig):
+    """What AdamW needs."""
 
-    learning_rate: float
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    gradient_clipping: float = 1.0
-    max_skipped_in_a_row: int = 10
+    learning_rate: LearningRate = 3e-3
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the second moment.")
+    epsilon: float = Field(1e-8, gt=0, le=1e-2, description="Guard of the division.")
+    weight_decay: WeightDecay = 0.1
+    gradient_clip: float = Field(
+        1.0, ge=0, le=1e6, description="Largest global gradient norm; 0 leaves gradients alone."
+    )
 
 
 def parameter_groups(
     named_parameters: "Iterable[tuple[str, torch.nn.Parameter]]",
-    settings: OptimizerSettings,
+    settings: OptimizerConfig,
     scale: LearningRateScale | None = None,
 ) -> list[dict[str, Any]]:
     """Group parameters by weight decay and learning-rate scale.

@@ -27,8 +27,8 @@ from lmpipe.token_data.shard_file import verify_shards
 from lmpipe.tokenization.encoding import text_bytes_of_tokens
 from lmpipe.training.launch import check_ranks, run_ranks
 from lmpipe.training.mixing import MixtureConfig, check_token_sets, reference
-from lmpipe.training.optimizer import OptimizerSettings
-from lmpipe.training.schedule import Schedule, ScheduleName
+from lmpipe.training.optimizer import OptimizerConfig
+from lmpipe.training.schedule import ScheduleConfig
 
 if TYPE_CHECKING:
     from lmpipe.model.decoder import Attention, Decoder
@@ -45,27 +45,9 @@ class PretrainConfig(StageConfig):
         8192, ge=1, le=2**30, description="Tokens per optimizer step over all ranks."
     )
     sequence_length: int = Field(256, ge=2, le=2**20, description="Tokens per training sequence.")
-    lr: float = Field(3e-3, gt=0, le=10, description="Peak learning rate.")
-    schedule: ScheduleName = Field(
-        "warmup_stable_decay", description="How the learning rate moves after the warm-up."
-    )
-    warmup_fraction: float = Field(
-        0.02, ge=0, le=1, description="Part of the steps in which the learning rate rises."
-    )
-    decay_fraction: float = Field(
-        0.2, ge=0, le=1, description="Part of the steps in which warmup_stable_decay falls."
-    )
-    final_lr_fraction: float = Field(
-        0.05, ge=0, le=1, description="What is left of the peak learning rate at the last step."
-    )
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's decay of the second moment.")
-    epsilon: float = Field(1e-8, gt=0, le=1e-2, description="AdamW's guard of the division.")
-    weight_decay: float = Field(
-        0.1, ge=0, le=10, description="AdamW's decay of matrices; vectors are not decayed."
-    )
-    clip: float = Field(
-        1.0, ge=0, le=1e6, description="Largest gradient norm; 0 leaves gradients unclipped."
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="AdamW's settings.")
+    schedule: ScheduleConfig = Field(
+        ScheduleConfig(), description="The course of the learning rate."
     )
     z_loss: float = Field(
         0.0, ge=0, le=1, description="Weight of log(Z)^2, which keeps logits from drifting; 1e-4."
@@ -90,9 +72,6 @@ class PretrainConfig(StageConfig):
     validation_tokens: int = Field(
         65_536, ge=1, le=10**12, description="Tokens of the validation split that are read."
     )
-    max_skipped_in_a_row: int = Field(
-        10, ge=0, le=10**6, description="More non-finite steps in a row than this end the run."
-    )
     max_contaminated_fraction: float = Field(0.0, ge=0, le=1, description=LIMIT_DESCRIPTION)
     accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
 
@@ -116,11 +95,6 @@ class PretrainConfig(StageConfig):
                 f"sequence_length={length} is more than model.max_seq_len="
                 f"{self.model.max_seq_len}; raise the one or lower the other"
             )
-        if self.warmup_fraction + self.decay_fraction > 1:
-            raise ConfigError(
-                f"warmup_fraction={self.warmup_fraction} and decay_fraction={self.decay_fraction} "
-                "add up to more than 1"
-            )
         if self.mixture is not None:
             self.mixture.steps(self.total_steps)
         return self
@@ -140,25 +114,6 @@ class PretrainConfig(StageConfig):
         from lmpipe.model.decoder import Decoder
 
         return Decoder(self.model, attention).initialise(self.seed)
-
-    def optimizer_settings(self) -> OptimizerSettings:
-        """Return what the engine needs to know of AdamW."""
-        return OptimizerSettings(
-            learning_rate=self.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            weight_decay=self.weight_decay,
-            gradient_clipping=self.clip,
-            max_skipped_in_a_row=self.max_skipped_in_a_row,
-        )
-
-    def lr_schedule(self) -> Schedule:
-        """Return the schedule with its lengths in steps."""
-        total = self.total_steps
-        warmup = min(total, round(self.warmup_fraction * total))
-        decay = min(total - warmup, round(self.decay_fraction * total))
-        return Schedule(self.schedule, total, warmup, decay, self.final_lr_fraction)
 
 
 def contamination_gate(

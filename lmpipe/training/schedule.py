@@ -13,8 +13,11 @@ Source: Hu et al., MiniCPM, 2024, section 4 (warm-up, stable, decay); Loshchilov
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from pydantic import Field, model_validator
+
+from lmpipe.artifacts.stage import StageConfig
 from lmpipe.errors import ConfigError, did_you_mean
 
 ScheduleName = Literal["warmup_stable_decay", "cosine", "linear", "constant"]
@@ -91,3 +94,52 @@ class Schedule:
             case "constant":
                 shape = 1.0
         return warmup(step, self.warmup_steps) * shape
+
+
+# stages differ in these defaults, and in nothing else of the section
+Name = Annotated[ScheduleName, Field(description="How the learning rate moves after the warm-up.")]
+WarmupSteps = Annotated[
+    int,
+    Field(ge=0, le=10**6, description="Steps in which the rate rises; see warmup_fraction."),
+]
+WarmupFraction = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Part of the steps in which the rate rises; the longer of it and warmup_steps.",
+    ),
+]
+FinalFraction = Annotated[
+    float, Field(ge=0, le=1, description="What is left of the peak rate at the last step.")
+]
+
+
+class ScheduleConfig(StageConfig):
+    """The course of the learning rate, for a run of any length."""
+
+    name: Name = "warmup_stable_decay"
+    warmup_steps: WarmupSteps = 0
+    warmup_fraction: WarmupFraction = 0.02
+    decay_fraction: float = Field(
+        0.2, ge=0, le=1, description="Part of the steps in which warmup_stable_decay falls."
+    )
+    final_fraction: FinalFraction = 0.05
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "ScheduleConfig":
+        if self.name == "warmup_stable_decay" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ConfigError(
+                f"warmup_fraction={self.warmup_fraction} and decay_fraction={self.decay_fraction} "
+                "add up to more than 1"
+            )
+        return self
+
+    def over(self, total_steps: int) -> Schedule:
+        """Return the schedule of a run of so many steps; what is too long for it is cut."""
+        rising = max(self.warmup_steps, round(self.warmup_fraction * total_steps))
+        rising = min(total_steps, rising)
+        falling = 0
+        if self.name == "warmup_stable_decay":
+            falling = min(total_steps - rising, round(self.decay_fraction * total_steps))
+        return Schedule(self.name, total_steps, rising, falling, self.final_fraction)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmpipe.errors import ConfigError
-from lmpipe.training.optimizer import OptimizerSettings
+from lmpipe.training.optimizer import OptimizerConfig
 
 # Steep at 0, so that small singular values grow 3.4-fold a round, at the price of ending in
 # 0.7-1.2 and not at 1. Source: Jordan et al., Muon (2024).
@@ -66,7 +66,7 @@ def adamw(
     moments: tuple[Tensor, Tensor],
     step: int,
     rate: float,
-    settings: OptimizerSettings,
+    settings: OptimizerConfig,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Step by mean over root mean square, each free of the bias of its start at zero.
 

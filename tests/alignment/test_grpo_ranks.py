@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, question
-from lmpipe.alignment.grpo import GrpoConfig
+from lmpipe.alignment.grpo import GrpoConfig, GrpoOptimizer
 from lmpipe.alignment.grpo_rank import FIGURES, MicroBatch, micro_batch_loss
 from lmpipe.alignment.logprobs import pad_rows, token_logprobs
 from lmpipe.alignment.rollouts import Rollout
@@ -17,7 +17,12 @@ from lmpipe.training.launch import run_ranks
 from tests.alignment.stages import RandomBaseConfig, random_base
 from tests.alignment.toy import ToyModel, toy_tokenizer
 
-CONFIG = GrpoConfig(prompts_per_step=2, rollouts_per_prompt=4, learning_rate=1e-2, max_new_tokens=9)
+CONFIG = GrpoConfig(
+    prompts_per_step=2,
+    rollouts_per_prompt=4,
+    optimizer=GrpoOptimizer(learning_rate=1e-2),
+    max_new_tokens=9,
+)
 
 
 class Quiet:

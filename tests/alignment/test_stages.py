@@ -5,9 +5,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from lmpipe.alignment.config import AlignmentOptimizer
 from lmpipe.alignment.dpo import DpoConfig, dpo
-from lmpipe.alignment.grpo import GrpoConfig, grpo
-from lmpipe.alignment.sft import SftConfig, sft
+from lmpipe.alignment.grpo import GrpoConfig, GrpoOptimizer, grpo
+from lmpipe.alignment.sft import SftConfig, SftOptimizer, sft
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store
@@ -21,10 +22,16 @@ RUNTIME = Runtime(device="cpu", ranks=1, threads_per_rank=1)
 HELDOUT = {"heldout_problems": 8, "heldout_samples": 16}  # the task has no more of them
 COMMON = {"task": TASK, "max_new_tokens": 8, "seed": 1, **HELDOUT}
 NUM_STEPS = 24
-SFT = SftConfig(**COMMON, num_examples=512, num_steps=50, rows_per_step=16, learning_rate=5e-3)
-DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=24, pairs_per_step=16, learning_rate=1e-3)
+SFT_OPTIMIZER = SftOptimizer(learning_rate=5e-3)
+SFT = SftConfig(**COMMON, num_examples=512, num_steps=50, rows_per_step=16, optimizer=SFT_OPTIMIZER)
+DPO_OPTIMIZER = AlignmentOptimizer(learning_rate=1e-3)
+DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=24, pairs_per_step=16, optimizer=DPO_OPTIMIZER)
 GRPO = GrpoConfig(
-    **COMMON, prompts_per_step=16, num_steps=NUM_STEPS, learning_rate=3e-3, evaluate_every=10
+    **COMMON,
+    prompts_per_step=16,
+    num_steps=NUM_STEPS,
+    optimizer=GrpoOptimizer(learning_rate=3e-3),
+    evaluate_every=10,
 )
 
 

@@ -1,10 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from flows.pipeline import pipeline
 from flows.recipe import PipelineConfig, check_recipe, load_recipe
+from flows.recipe_errors import MOVED
 from flows.run import COMPOSITIONS, plan_run
 from lmpipe.errors import ConfigError
 from tasks.evaluation import report
@@ -157,6 +159,49 @@ def test_a_bad_change_is_refused_with_key_range_and_spelling(change: str, messag
 def test_an_unknown_key_in_a_list_or_mapping_says_what_is_known_there(change: str, said: str):
     with pytest.raises(ConfigError, match=said):
         load_recipe("demo", [change])
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(MOVED.items()))
+def test_an_old_key_is_told_the_new_one_which_there_is(tmp_path: Path, old: str, new: str) -> None:
+    value: Any = load_recipe("demo")
+    for part in new.split("."):
+        assert part in type(value).model_fields
+        value = getattr(value, part)
+    says = rf"{old}: .*did you mean '{new}'\?"
+    with pytest.raises(ConfigError, match=says):
+        load_recipe("demo", [f"{old}=constant"])
+    stage, key = old.split(".")
+    written = tmp_path / "old.yaml"
+    written.write_text(f"extends: demo\nname: old\n{stage}: {{{key}: constant}}\n")
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(str(written))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sft.learning_rte=1", "sft.learning_rte: .* 'sft.optimizer.learning_rate'"),
+        ("grpo.weigth_decay=0", "'grpo.optimizer.weight_decay'"),
+        ("sft.optimizer.lr=1", "sft.optimizer.lr: .* 'sft.optimizer.learning_rate'"),
+        ("sft.optimizer.warmup_steps=3", "'sft.schedule.warmup_steps'"),
+        ("dpo.schedule.num_steps=3", "dpo.schedule.num_steps: .* 'dpo.num_steps'"),
+        ("grpo.clip=0.1", "did you mean 'clip_low'"),
+        ("pretrain.schedule=cosine", "takes no value; did you mean 'pretrain.schedule.name'"),
+        ("tokenizer=4096", "tokenizer: is a section and takes no value; its keys are vocab_size"),
+    ],
+)
+def test_a_key_of_another_section_of_the_stage_is_named_whole(change: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_recipe("demo", [change])
+
+
+def test_a_section_given_in_part_keeps_the_rest_of_its_own_stage() -> None:
+    recipe = load_recipe("demo", ["sft.optimizer.beta2=0.99", "grpo.schedule.warmup_steps=7"])
+    assert recipe.sft.optimizer.model_dump() == {
+        "learning_rate": 2e-3, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0.0,
+        "gradient_clip": 1.0,
+    }  # fmt: skip
+    assert recipe.grpo.schedule.name == "constant" and recipe.grpo.schedule.warmup_steps == 7
 
 
 def test_an_unknown_recipe_names_the_nearest():

@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
+from lmpipe.alignment.config import AlignmentOptimizer  # noqa: E402
 from lmpipe.alignment.dpo import DpoConfig, dpo  # noqa: E402
-from lmpipe.alignment.grpo import GrpoConfig, grpo  # noqa: E402
-from lmpipe.alignment.sft import SftConfig, sft  # noqa: E402
+from lmpipe.alignment.grpo import GrpoConfig, GrpoOptimizer, grpo  # noqa: E402
+from lmpipe.alignment.sft import SftConfig, SftOptimizer, sft  # noqa: E402
 from lmpipe.artifacts.build import build  # noqa: E402
 from lmpipe.artifacts.store import Store  # noqa: E402
 from lmpipe.runtime import Runtime  # noqa: E402
@@ -24,9 +25,17 @@ COMMON = {
     "heldout_problems": 8,  # the task has no more of them
     "heldout_samples": 16,
 }
-SFT = SftConfig(**COMMON, num_examples=512, num_steps=60, rows_per_step=16, learning_rate=5e-3)
-DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=12, pairs_per_step=16, learning_rate=1e-3)
-GRPO = GrpoConfig(**COMMON, prompts_per_step=16, num_steps=12, learning_rate=1e-3, evaluate_every=6)
+SFT_OPTIMIZER = SftOptimizer(learning_rate=5e-3)
+SFT = SftConfig(**COMMON, num_examples=512, num_steps=60, rows_per_step=16, optimizer=SFT_OPTIMIZER)
+DPO_OPTIMIZER = AlignmentOptimizer(learning_rate=1e-3)
+DPO = DpoConfig(**COMMON, num_prompts=64, num_steps=12, pairs_per_step=16, optimizer=DPO_OPTIMIZER)
+GRPO = GrpoConfig(
+    **COMMON,
+    prompts_per_step=16,
+    num_steps=12,
+    optimizer=GrpoOptimizer(learning_rate=1e-3),
+    evaluate_every=6,
+)
 
 
 def test_sft_dpo_and_grpo_run_on_the_device_and_lift_the_reward(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def tiny(**changes: Any) -> PretrainConfig:
         "total_tokens": 60 * 16 * 256,
         "validation_every": 0,
         "validation_tokens": 8 * 256,
-        "lr": 5e-3,
+        "optimizer": {"learning_rate": 5e-3},
     }
     return PretrainConfig.model_validate({**fields, **changes})
 
@@ -133,7 +133,11 @@ def _stop_and_save(
     context = RankContext(0, 1, "cuda", runtime, discard)
     model = config.build_model(runtime.attention)
     engine = loop.TrainingEngine(
-        model, config.optimizer_settings(), config.lr_schedule(), runtime, device=device
+        model,
+        config.optimizer,
+        config.schedule.over(config.total_steps),
+        runtime,
+        device=device,
     )
     run = loop.TrainingRun(config, engine, runtime.micro_batch_size)
     sequences = CountingSequences(config.sequence_length, config.model.vocab_size)
@@ -185,7 +189,7 @@ def test_a_100m_model_trains_and_its_speed_is_printed(stage: int, compiled: bool
         batch_tokens=128 * 1024,
         total_tokens=12 * 128 * 1024,
         validation_tokens=16 * 1024,
-        lr=1e-3,
+        optimizer={"learning_rate": 1e-3},
     )
     runtime = Runtime(zero_stage=stage, attention="triton", compile=compiled)
     torch.cuda.reset_peak_memory_stats()

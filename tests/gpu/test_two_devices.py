@@ -21,6 +21,7 @@ from lmpipe.model.config import ModelConfig  # noqa: E402
 from lmpipe.runtime import Runtime  # noqa: E402
 from lmpipe.runtime.processes import end_tree  # noqa: E402
 from lmpipe.training.launch import run_ranks  # noqa: E402
+from lmpipe.training.optimizer import OptimizerConfig  # noqa: E402
 from lmpipe.training.pretrain import PretrainConfig, pretrain  # noqa: E402
 from tests.training.test_engine import ENGINE, reference  # noqa: E402, F401
 from tests.training.test_launch import Recorder, environment_with_project  # noqa: E402
@@ -40,7 +41,7 @@ CONFIG = PretrainConfig(
     total_tokens=200 * 16 * 256,
     batch_tokens=16 * 256,
     sequence_length=256,
-    lr=3e-3,
+    optimizer=OptimizerConfig(learning_rate=3e-3),
     validation_every=100,
     validation_tokens=10 * 256,
     accept_contamination=("unreported",),

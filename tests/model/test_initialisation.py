@@ -10,7 +10,7 @@ from torch.nn import functional
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import deviation, learning_rate_scale
-from lmpipe.training.optimizer import OptimizerSettings, parameter_groups
+from lmpipe.training.optimizer import OptimizerConfig, parameter_groups
 
 WIDTHS = (64, 128, 256, 512)
 STEPS = 4
@@ -35,7 +35,7 @@ def shape(width: int, *, mup: bool, tied: bool = False, head: int = HEAD) -> Mod
 def coordinates(config: ModelConfig, lr: float = 1e-2) -> dict[str, float]:
     """Mean absolute change of features by name after a few steps of Adam."""
     model = Decoder(config).initialise(0)
-    settings = OptimizerSettings(learning_rate=lr, weight_decay=0.0)
+    settings = OptimizerConfig(learning_rate=lr, weight_decay=0.0)
     groups = parameter_groups(model.named_parameters(), settings, learning_rate_scale(config))
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(0)

@@ -23,7 +23,7 @@ from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards, open_arti
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
-from lmpipe.scaling.scale import ScaleConfig, describe, scale, sweep_series
+from lmpipe.scaling.scale import ScaleConfig, ScaleSchedule, describe, scale, sweep_series
 from lmpipe.scaling.sweep_rank import Sweep
 from lmpipe.token_data.dataset import TokenReader
 from lmpipe.token_data.order import SequenceOrder
@@ -37,7 +37,7 @@ TINY = ScaleConfig(
     held_out_width=48,
     held_out_tokens=16_384,
     batch_tokens=512,
-    warmup_steps=2,
+    schedule=ScaleSchedule(warmup_steps=2),
     validation_tokens=1024,
     num_resamples=20,
 )
@@ -256,7 +256,10 @@ def test_a_sweep_of_which_one_run_is_left_is_refused_with_the_diverged_ones() ->
         ),
         ({"widths": (33,)}, "multiple of the head size 32"),
         ({"widths": (32,), "token_budgets": (131_072,)}, "different compute"),
-        ({"batch_tokens": 65_536}, "lower warmup_steps or batch_tokens"),
+        ({"batch_tokens": 65_536}, "lower schedule.warmup_steps or batch_tokens"),
+        ({"schedule": {"warmup_fraction": 0.1}}, "warmup_fraction=0.1 must be 0: one run serves"),
+        ({"schedule": {"decay_fraction": 0}}, "decay_fraction=0 must be above 0"),
+        ({"schedule": {"name": "cosine"}}, "'warmup_stable_decay'"),
     ],
 )
 def test_a_sweep_that_cannot_be_fitted_is_refused(change: dict[str, Any], words: str) -> None:

@@ -10,20 +10,19 @@ from lmpipe.errors import TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training.checkpoint_state import hash_tensors
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks
-from lmpipe.training.optimizer import OptimizerSettings
+from lmpipe.training.optimizer import OptimizerConfig
 from lmpipe.training.rank import RankContext
 from lmpipe.training.schedule import Schedule
 from tests.training.tiny import SEQUENCES_PER_STEP, TinyModel, loss_sum, sequences
 
-SETTINGS = OptimizerSettings(
-    learning_rate=0.02, gradient_clipping=0.5, weight_decay=0.2, max_skipped_in_a_row=2
-)
+SETTINGS = OptimizerConfig(learning_rate=0.02, gradient_clip=0.5, weight_decay=0.2)
+MOST_SKIPPED = 2
 SCHEDULE = Schedule("cosine", total_steps=8, warmup_steps=2, final_fraction=0.1)
 
 
 def new_engine(stage: int, context: RankContext) -> TrainingEngine:
     device = join_ranks(context.device)
-    runtime = Runtime(zero_stage=stage, device=context.device)
+    runtime = Runtime(zero_stage=stage, device=context.device, stop_skipped_in_a_row=MOST_SKIPPED)
     return TrainingEngine(TinyModel(), SETTINGS, SCHEDULE, runtime, device=device)
 
 

@@ -9,7 +9,7 @@ import torch
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 from lmpipe.training.optimizer import parameter_groups
-from tests.training.engine_entries import SCHEDULE, SETTINGS
+from tests.training.engine_entries import MOST_SKIPPED, SCHEDULE, SETTINGS
 from tests.training.test_launch import ENTRIES, Recorder
 from tests.training.tiny import SEQUENCES_PER_STEP, TinyModel, sequences
 
@@ -54,7 +54,7 @@ def reference() -> list[list[float]]:
         )
         optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.gradient_clipping)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.gradient_clip)
         rate = SETTINGS.learning_rate * SCHEDULE(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -113,7 +113,7 @@ def test_training_goes_on_after_a_skip_as_if_it_had_not_been(two_ranks: dict[str
 def test_too_many_skips_in_a_row_end_the_run(two_ranks: dict[str, Any], stage: int):
     message, in_a_row = two_ranks[str(stage)]["skip"]["error"]
     assert "3 steps in a row" in message
-    assert in_a_row == SETTINGS.max_skipped_in_a_row + 1
+    assert in_a_row == MOST_SKIPPED + 1
 
 
 def test_a_state_of_two_ranks_goes_on_at_one_rank_and_any_other_stage(

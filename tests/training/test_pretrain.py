@@ -30,6 +30,7 @@ from lmpipe.tokenization.tokenizer import tokenizer
 from lmpipe.training.data import cut
 from lmpipe.training.loop import MeasuredLoss, language_model_loss
 from lmpipe.training.mixing import MixtureConfig
+from lmpipe.training.optimizer import OptimizerConfig
 from lmpipe.training.pretrain import PretrainConfig, pretrain, write_tokenizer_files
 from tests.tokenization.conftest import GivenConfig, given_documents
 from tests.training.test_launch import environment_with_project
@@ -41,7 +42,7 @@ CONFIG = PretrainConfig(
     total_tokens=40 * 6 * 32 + 5,
     batch_tokens=6 * 32,
     sequence_length=32,
-    lr=1e-2,
+    optimizer=OptimizerConfig(learning_rate=1e-2),
     validation_every=20,
     validation_tokens=10 * 32,
     z_loss=1e-4,
@@ -146,7 +147,8 @@ def test_the_curve_has_a_row_per_step_and_validations_where_asked(checkpoint: Ch
     rows = pq.read_table(checkpoint.local("curves.parquet")).to_pylist()
     assert [row["step"] for row in rows] == list(range(40))
     assert [row["step"] for row in rows if row["validation_loss"] is not None] == [19, 39]
-    assert rows[-1]["lr"] == pytest.approx(CONFIG.lr * CONFIG.final_lr_fraction)
+    last = CONFIG.optimizer.learning_rate * CONFIG.schedule.final_fraction
+    assert rows[-1]["lr"] == pytest.approx(last)
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
     assert rows[-1]["tokens"] == 40 * 6 * 32
     assert all(row["grad_norm"] > 0 and row["tokens_per_second"] > 0 for row in rows)
@@ -299,8 +301,8 @@ def test_bits_per_byte_are_left_out_where_nobody_knows_the_tokens_bytes() -> Non
         ({"batch_tokens": 20}, "try 32"),
         ({"total_tokens": 10}, "less than one step"),
         ({"sequence_length": 128, "batch_tokens": 128}, "max_seq_len=64"),
-        ({"warmup_fraction": 0.9}, "add up to more than 1"),
-        ({"lr": 0}, "greater than 0"),
+        ({"schedule": {"warmup_fraction": 0.9}}, "add up to more than 1"),
+        ({"optimizer": {"learning_rate": 0}}, "greater than 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_what_would(change: dict[str, Any], says: str):

@@ -1,9 +1,17 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from lmpipe.alignment.dpo import DpoConfig
+from lmpipe.alignment.grpo import GrpoConfig
+from lmpipe.alignment.sft import SftConfig
 from lmpipe.errors import ConfigError
-from lmpipe.training.schedule import Schedule, ScheduleName
+from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.training.pretrain import PretrainConfig
+from lmpipe.training.schedule import Schedule, ScheduleConfig, ScheduleName
 
 NAMES: list[ScheduleName] = ["warmup_stable_decay", "cosine", "linear", "constant"]
 
@@ -81,3 +89,47 @@ def test_an_unknown_schedule_is_refused_with_the_nearest_name():
 def test_warm_up_and_decay_must_fit_into_the_run():
     with pytest.raises(ConfigError, match="longer than the run"):
         Schedule("warmup_stable_decay", 10, warmup_steps=6, decay_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "schedule"),
+    [
+        (PretrainConfig(), 160, Schedule("warmup_stable_decay", 160, 3, 32, 0.05)),
+        (PretrainConfig(), 244, Schedule("warmup_stable_decay", 244, 5, 49, 0.05)),
+        (SftConfig(), 60, Schedule("linear", 60, 3, 0, 0.1)),
+        (DpoConfig(), 2, Schedule("linear", 2, 2, 0, 0.1)),
+        (GrpoConfig(), 40, Schedule("constant", 40, 3, 0, 0.1)),
+        (ScaleConfig(), 128, Schedule("warmup_stable_decay", 128, 16, 26, 0)),
+    ],
+)
+def test_each_stage_has_the_course_of_its_own(config: Any, total: int, schedule: Schedule) -> None:
+    assert config.schedule.over(total) == schedule
+
+
+def test_a_rise_has_so_many_steps_or_such_a_part_whichever_is_longer() -> None:
+    both = ScheduleConfig(name="cosine", warmup_steps=10, warmup_fraction=0.05)
+    assert [both.over(total).warmup_steps for total in (4, 100, 400)] == [4, 10, 20]
+
+
+def test_parts_that_add_up_to_more_than_the_run_are_refused() -> None:
+    with pytest.raises(ValidationError, match="add up to more than 1"):
+        ScheduleConfig(warmup_fraction=0.6, decay_fraction=0.5)
+    ScheduleConfig(name="cosine", warmup_fraction=0.6, decay_fraction=0.5)  # which has no such part
+
+
+@pytest.mark.parametrize(
+    ("config", "rate", "decay"),
+    [
+        (PretrainConfig(), 3e-3, 0.1),
+        (SftConfig(), 1e-3, 0.0),
+        (DpoConfig(), 1e-4, 0.0),
+        (GrpoConfig(), 3e-4, 0.0),
+        (ScaleConfig(), 4e-3, 0.1),
+    ],
+)
+def test_each_stage_has_a_rate_of_its_own_and_the_rest_in_common(
+    config: Any, rate: float, decay: float
+) -> None:
+    same = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "gradient_clip": 1.0}
+    own = {"learning_rate": rate, "weight_decay": decay}
+    assert config.optimizer.model_dump() == same | own

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lmpipe.errors import ConfigError
-from lmpipe.training.optimizer import OptimizerSettings
+from lmpipe.training.optimizer import OptimizerConfig
 from lmpipe.training.schedule import Schedule
 from lmpipe.training.update_rules import (
     NEWTON_SCHULZ,
@@ -19,7 +19,7 @@ from lmpipe.training.update_rules import (
     zeros_for,
 )
 
-SETTINGS = OptimizerSettings(learning_rate=3e-2, beta1=0.8, beta2=0.9, weight_decay=0.3)
+SETTINGS = OptimizerConfig(learning_rate=3e-2, beta1=0.8, beta2=0.9, weight_decay=0.3)
 SCHEDULE = Schedule("cosine", 25, warmup_steps=5, final_fraction=0.1)
 Rule = Callable[[Tensor, Tensor, Any, int, float], tuple[Tensor, Any]]
 

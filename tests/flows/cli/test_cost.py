@@ -44,7 +44,7 @@ def test_an_unknown_name_is_told_which_sizes_and_recipes_there_are() -> None:
     with pytest.raises(ConfigError, match=r"sizes: 1M, .*70B; recipes: demo, scale_demo"):
         command("9B")
     with pytest.raises(ConfigError, match="--set changes a recipe, and 7B is a size"):
-        command("7B", "--set", "pretrain.lr=1")
+        command("7B", "--set", "pretrain.seed=1")
     with pytest.raises(ConfigError, match="no device 'H300'"):
         command("7B", "--device", "H300")
     with pytest.raises(ConfigError, match="multiple of ranks x micro-batch x sequence"):
