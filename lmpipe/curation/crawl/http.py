@@ -27,6 +27,8 @@ _META_ATTRIBUTE = re.compile(
 _LABEL = re.compile(rb"(?:^|charset\s*=)\s*[\"']?\s*([a-z0-9_:.\-]{2,40})", re.IGNORECASE)
 _META_WINDOW_BYTES = 65_536  # browsers look at 1,024; real pages put scripts before their meta
 _SAMPLE_BYTES = 4096
+_PIECE_BYTES = 1 << 14
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _MIN_NUL_FRACTION = 0.1  # of every second byte: markup is ASCII, whatever the text is
 _BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16le"), (b"\xfe\xff", "utf-16be"))
 # what the detector calls what the standard has under other labels
@@ -84,12 +86,7 @@ def _decode(body: bytes, name: str, max_bytes: int) -> bytes:
     if name == "br":
         return _unbrotli(body, max_bytes)
     if name == "zstd":
-        import io
-
-        import zstandard
-
-        reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body))
-        return _bounded(reader.read(max_bytes + 1), max_bytes)
+        return _unzstd(body, max_bytes) if body[:4] == _ZSTD else body
     raise ValueError(f"unknown content encoding {name!r}")
 
 
@@ -97,7 +94,9 @@ def _inflate(body: bytes, windows: Iterable[int], max_bytes: int) -> bytes:
     for window in windows:
         inflater = zlib.decompressobj(window)
         try:
-            return _bounded(inflater.decompress(body, max_bytes + 1), max_bytes)
+            read = inflater.decompress(body, max_bytes + 1)
+            if read or inflater.eof:
+                return _bounded(read, max_bytes)
         except zlib.error:
             if read := _inflate_bytewise(body, window, max_bytes):
                 return read
@@ -129,6 +128,35 @@ def _unbrotli(body: bytes, max_bytes: int) -> bytes:
         return _bounded(BrotliReader(io.BytesIO(body)).read(max_bytes + 1), max_bytes)
     except OSError as error:
         raise ValueError(f"corrupt brotli body: {error}") from error
+
+
+def _unzstd(body: bytes, max_bytes: int) -> bytes:
+    """Return what the frames hold before the first error."""
+    import io
+
+    import zstandard
+
+    frames = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body), read_across_frames=True)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while size <= max_bytes and (piece := frames.read(_PIECE_BYTES)):
+            pieces.append(piece)
+            size += len(piece)
+    except zstandard.ZstdError as error:
+        if not pieces:
+            raise ValueError(f"corrupt zstd body: {error}") from error
+    if not pieces and not _is_whole_frame(body):
+        raise ValueError("a zstd body cut short before its first block's end")
+    return _bounded(b"".join(pieces), max_bytes)
+
+
+def _is_whole_frame(body: bytes) -> bool:
+    import zstandard
+
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    frame.decompress(body)
+    return bool(frame.eof)
 
 
 def _bounded(data: bytes, max_bytes: int) -> bytes:

@@ -44,6 +44,7 @@ from lmpipe.errors import InputError
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 MAX_HEADER_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
+_DAMAGED = ("truncated_record", "unreadable_body", "bad_record_length")
 _LOOKS_LIKE_HTML = re.compile(
     rb"^\s*(<!--.*?-->\s*)?<(!doctype\s+html|html|head|body)\b", re.I | re.S
 )
@@ -102,6 +103,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         self._offset = 0  # where the reader stood: beyond a record's beginning, within a member
         self._place = 0  # where reading must begin to come by the record
         self._is_cut = False  # the record that was read last ended early, and is named
+        self._is_removed = False  # so is any that was removed
         self._named: set[int] = set()  # offsets from which a record could not be read
 
     def run(
@@ -132,8 +134,13 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
             low = self._offset + 1 if error else max(self._offset + 1, gap)
             start = record_start(self.path, low, stop)
             is_end_known = is_empty or gap > self._offset
-            if error or start is not None or (is_end_known and _has_more(self.path, gap, stop)):
-                if gap not in self._named:  # its beginning was found again and read to the damage
+            if is_end_known and stop is None:
+                is_lost = start is not None or _has_more(self.path, gap)
+            else:
+                is_lost = bool(error) or start is not None
+            if is_lost:
+                is_said = self._is_removed and start == gap  # nothing lies between the two
+                if gap not in self._named and not is_said:  # found again and read to the damage
                     yield self._unreadable(gap, error or "no record")
             elif stop is None and not self._is_cut and is_cut_short(self.path, self._place):
                 yield self._unreadable(self._place, "a compressed member is cut short")
@@ -160,7 +167,7 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
                             " not (an archive inside a record?): set extract.split_bytes=0"
                         )
                     return
-                self._offset, self._is_cut = offset, False
+                self._offset, self._is_cut, self._is_removed = offset, False, False
                 headers = record.headers.asdict()
                 if begins_with(file, offset, [value.encode() for value in headers.values()]):
                     self._place = offset
@@ -192,8 +199,11 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
 
     def _page(self, record: WarcRecord) -> Document | None:
         kind = str(record.record_type)
-        if record.headers.get("Content-Length") is None:  # every record has one
+        length = record.headers.get("Content-Length")
+        if length is None:  # every record has one
             return self._removed(record, "truncated_record")
+        if not length.isdecimal() or int(length) != record.content_length:
+            return self._removed(record, "bad_record_length")
         if kind == "revisit":
             self._note_revisit(record)
         if kind == "conversion" and str(record.headers.get("Content-Type")).startswith(
@@ -287,8 +297,11 @@ class WarcPages(PipelineStep):  # type: ignore[misc]
         score: float | None = None,
         bound: float | None = None,
     ) -> Document:
-        self._is_cut = reason == "truncated_record"
-        if reason in ("truncated_record", "unreadable_body") and self._place == self._offset:
+        self._is_cut, self._is_removed = reason == "truncated_record", True
+        if (
+            reason in ("truncated_record", "unreadable_body", "bad_record_length")
+            and self._place == self._offset
+        ):
             self._named.add(self._place)
         return self._document(record, removed=reason, score=score, threshold=bound)
 
@@ -386,10 +399,8 @@ def _end_of_record(path: Path, position: int) -> int:
         return end + len(rest) - len(rest.lstrip(b"\r\n"))
 
 
-def _has_more(path: Path, position: int, stop: int | None) -> bool:
+def _has_more(path: Path, position: int) -> bool:
     """Say whether anything but padding lies beyond the last record."""
-    if stop is not None:
-        return False
     with path.open("rb") as file:
         file.seek(position)
         while block := file.read(_PIECE_BYTES):

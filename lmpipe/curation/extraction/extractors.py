@@ -90,9 +90,11 @@ def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, s
     """Return a page's main text, its charset and which extractor gave it; runs in the sandbox."""
     extractor, body, header_charset = page
     charset = page_charset(body, header_charset)
-    html = decode_text(body, charset)
+    decoded = decode_text(body, charset)
+    html = decoded.replace("\0", "")  # as browsers do; libxml2 makes U+FFFD of them
     if extractor == "cascade":
-        is_encoded = charset == "utf-8" and "\ufffd" not in html and body[:1] != b"\xef"
+        is_same = charset == "utf-8" and len(html) == len(decoded)
+        is_encoded = is_same and "\ufffd" not in html and body[:1] != b"\xef"
         text, extracted_by = cascade(html, body if is_encoded else None)
     else:
         text, extracted_by = extract_text(extractor, html), extractor

@@ -81,7 +81,8 @@ def _import_file(
         identity = document_id(source.name, row_key)
         url = _string(row.get(config.url_field))
         host = None if url is None else host_of(url)
-        if reason := reason or _reason(text):
+        cleaned = clean_text(text) if isinstance(text, str) else ""
+        if reason := reason or _reason(text, cleaned):
             place = f"{name}#{number}"
             gone = removal(identity, "import_documents", reason, score=number, url=place)
             part.refuse(gone, host)
@@ -89,7 +90,7 @@ def _import_file(
         part.keep(
             {
                 "id": identity,
-                "text": clean_text(str(text)),
+                "text": cleaned,
                 "url": url,
                 "host": host,
                 "date": _string(row.get(config.date_field)),
@@ -101,12 +102,12 @@ def _import_file(
     part.info["unreadable"] = unreadable
 
 
-def _reason(text: Any) -> str | None:
+def _reason(text: Any, cleaned: str) -> str | None:
     if text is None:
         return "no_text_field"
     if not isinstance(text, str):
         return "text_is_no_string"
-    return None if text.strip() else "no_text"
+    return None if cleaned else "no_text"
 
 
 def _string(value: Any) -> str | None:
@@ -173,7 +174,7 @@ def _parquet_rows(path: Path, config: ImportDocumentsConfig) -> Iterator[dict[st
             columns = dict(zip(batch.schema.names, map(_values, batch.columns), strict=True))
             for row in range(batch.num_rows):
                 yield {name: values[row] for name, values in columns.items()}
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter of columns' names
         raise _ParquetError(str(error)) from error
 
 
