@@ -1,14 +1,14 @@
-"""The stage `dpo`: prefer right answers to wrong ones, both the policy's own.
+"""The stage `dpo`: prefer right answers (chosen) to others (rejected), all the policy's own.
 
 One job samples rollouts from the policy, scores them with the task's reward, stores them
-(`rollouts.parquet`), pairs a right with a wrong completion of the same prompt, takes the frozen
+(`rollouts.parquet`), pairs a chosen with a rejected completion of one prompt, takes the frozen
 policy's log-probabilities once, and trains. Pairs of the policy's own making are on its
 distribution; pairs from elsewhere, the alternative, mostly move probability between answers that
 the policy gives to neither.
 
 DPO asks for a difference only, and on near-identical pairs it is reached by lowering both sides:
-the margin grows while samples get worse. `likelihood_weight` adds the right side's own loss against
-that, as Llama 3 does (Dubey et al. 2024, section 4.1.4, weight 0.2).
+the margin grows while samples get worse. `likelihood_weight` adds the chosen side's own loss
+against that, as Llama 3 does (Dubey et al. 2024, section 4.1.4, weight 0.2).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DpoConfig(AlignmentConfig):
         0.2,
         ge=0,
         le=100,
-        description="Weight of -log p per token of the right completion; 0 is DPO as published.",
+        description="Weight of -log p per token of the chosen completion; 0 is DPO as published.",
     )
     num_steps: int = Field(40, ge=1, le=10_000_000, description="Optimizer steps.")
 

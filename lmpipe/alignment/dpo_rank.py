@@ -30,9 +30,9 @@ ROLLOUTS = "rollouts.parquet"
 PROMPTS_AT_ONCE = 128
 FIGURES = (
     "preference_loss",
-    "right_loss_per_token",
-    "right_reward",
-    "wrong_reward",
+    "chosen_loss_per_token",
+    "chosen_reward",
+    "rejected_reward",
     "margin",
     "accuracy",
 )
@@ -53,8 +53,8 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
     reference = score_pairs(run, run.load_policy(run.device), pairs)
     order = RowOrder(len(pairs), config.seed)
     for step in range(start, config.num_steps):
-        chosen = order.take(step * config.pairs_per_step, config.pairs_per_step).tolist()
-        result, values = train_step(run, pairs, reference, chosen)
+        picked = order.take(step * config.pairs_per_step, config.pairs_per_step).tolist()
+        result, values = train_step(run, pairs, reference, picked)
         run.record_step(step + 1, result, **values)
         if (step + 1) % config.evaluate_every == 0 and step + 1 < config.num_steps:
             run.evaluate(step + 1)
@@ -95,23 +95,24 @@ def _shifted(rollout: Rollout, first: int) -> Rollout:
 class PairLogprobs(NamedTuple):
     """Summed log-probabilities of both sides of each pair."""
 
-    right_B: Tensor
-    wrong_B: Tensor
+    chosen_B: Tensor
+    rejected_B: Tensor
 
 
 def pair_logprobs(model: Logits, pairs: Sequence[Pair], run: PolicyRun[DpoConfig]) -> PairLogprobs:
-    """Score both sides of some pairs in one forward pass: right ones first, then wrong ones."""
-    both = [pair.right for pair in pairs] + [pair.wrong for pair in pairs]
+    """Score both sides of some pairs in one forward pass: the chosen first, then the rejected."""
+    both = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     prompts, completions = [r.prompt_tokens for r in both], [r.tokens for r in both]
     rows = pad_rows(prompts, completions, run.chat.begin, run.device)
     scored = token_logprobs(model, *rows, temperature=run.config.temperature)
-    right_B, wrong_B = scored.logprobs_BT.sum(1).chunk(2)
-    return PairLogprobs(right_B, wrong_B)
+    chosen_B, rejected_B = scored.logprobs_BT.sum(1).chunk(2)
+    return PairLogprobs(chosen_B, rejected_B)
 
 
 def micro_pairs(run: PolicyRun[DpoConfig], pairs: Sequence[Pair]) -> int:
     """Return how many pairs go through the model at once."""
-    longest = max(len(r.prompt_tokens) + len(r.tokens) for p in pairs for r in (p.right, p.wrong))
+    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    longest = max(len(side.prompt_tokens) + len(side.tokens) for side in sides)
     return max(1, run.micro_batch_size(longest) // 2)
 
 
@@ -121,39 +122,40 @@ def score_pairs(run: PolicyRun[DpoConfig], model: Logits, pairs: Sequence[Pair])
     size = micro_pairs(run, pairs)
     parts = [pair_logprobs(model, pairs[n : n + size], run) for n in range(0, len(pairs), size)]
     return PairLogprobs(
-        torch.cat([p.right_B for p in parts]), torch.cat([p.wrong_B for p in parts])
+        torch.cat([p.chosen_B for p in parts]), torch.cat([p.rejected_B for p in parts])
     )
 
 
 def train_step(
-    run: PolicyRun[DpoConfig], pairs: Sequence[Pair], reference: PairLogprobs, chosen: list[int]
+    run: PolicyRun[DpoConfig], pairs: Sequence[Pair], reference: PairLogprobs, picked: list[int]
 ) -> tuple[StepResult, dict[str, float]]:
-    """Take one step on the chosen pairs; return it with the implied rewards."""
-    mine = chosen[run.context.rank :: run.context.world_size]
+    """Take one step on the picked pairs; return it with the implied rewards."""
+    mine = picked[run.context.rank :: run.context.world_size]
     size = micro_pairs(run, pairs)
     run.engine.begin_step(float(len(mine)))
     sums = torch.zeros(len(FIGURES), dtype=torch.float64)
     for start in range(0, len(mine), size):
         part = mine[start : start + size]
         scored = pair_logprobs(run.engine, [pairs[n] for n in part], run)
-        loss = dpo_loss(*scored, reference.right_B[part], reference.wrong_B[part], run.config.beta)
-        lengths = [len(pairs[n].right.tokens) for n in part]
-        likelihood_B = -scored.right_B / torch.tensor(lengths, device=run.device)
+        frozen = (reference.chosen_B[part], reference.rejected_B[part])
+        loss = dpo_loss(*scored, *frozen, run.config.beta)
+        lengths = [len(pairs[n].chosen.tokens) for n in part]
+        likelihood_B = -scored.chosen_B / torch.tensor(lengths, device=run.device)
         total = (loss.loss_B + run.config.likelihood_weight * likelihood_B).sum()
         run.engine.accumulate(total, last=start + size >= len(mine))
-        margin_B = loss.right_reward_B - loss.wrong_reward_B
+        margin_B = loss.chosen_reward_B - loss.rejected_reward_B
         values = (
             loss.loss_B.detach(),
             likelihood_B.detach(),
-            loss.right_reward_B,
-            loss.wrong_reward_B,
+            loss.chosen_reward_B,
+            loss.rejected_reward_B,
             margin_B,
             (margin_B > 0).float(),
         )
         sums += torch.stack([value.sum().double().cpu() for value in values])
     result = run.engine.step()
-    run.tokens += sum(len(r.tokens) for n in chosen for r in (pairs[n].right, pairs[n].wrong))
-    totals = [run.engine.sum_over_ranks(float(value)) / len(chosen) for value in sums]
+    run.tokens += sum(len(r.tokens) for n in picked for r in (pairs[n].chosen, pairs[n].rejected))
+    totals = [run.engine.sum_over_ranks(float(value)) / len(picked) for value in sums]
     return result, dict(zip(FIGURES, totals, strict=True))
 
 
@@ -163,7 +165,7 @@ def preference_metrics(
     """Return implied-reward accuracy and margin over all pairs under the trained policy."""
     scored = score_pairs(run, run.policy, pairs)
     loss = dpo_loss(*scored, *reference, run.config.beta)
-    margin_B = loss.right_reward_B - loss.wrong_reward_B
+    margin_B = loss.chosen_reward_B - loss.rejected_reward_B
     return {
         "implied_reward_accuracy": float((margin_B > 0).double().mean()),
         "implied_reward_margin": float(margin_B.mean()),

@@ -1,4 +1,4 @@
-"""Right against wrong: preference pairs out of scored rollouts."""
+"""Chosen against rejected: preference pairs out of scored rollouts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lmpipe.errors import InputError
 
 @dataclass(frozen=True)
 class Pair:
-    """Two completions of one prompt; the right one has reward 1, the wrong one less."""
+    """Two completions of one prompt; the chosen one has reward 1, the rejected one less."""
 
-    right: Rollout
-    wrong: Rollout
+    chosen: Rollout
+    rejected: Rollout
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class PairReport:
 
     prompts: int
     prompts_with_pairs: int
-    prompts_all_right: int
-    prompts_none_right: int
+    prompts_without_rejected: int
+    prompts_without_chosen: int
     pairs: int
 
     def as_dict(self) -> dict[str, int]:
@@ -33,7 +33,7 @@ class PairReport:
 
 
 def make_pairs(rollouts: Sequence[Rollout], max_per_prompt: int) -> tuple[list[Pair], PairReport]:
-    """Pair the k-th distinct right with the k-th distinct wrong completion of each prompt.
+    """Pair the k-th distinct chosen with the k-th distinct rejected completion of each prompt.
 
     A completion that was sampled twice counts once: repeating a pair would only raise its weight by
     how sure the policy already is.
@@ -45,19 +45,21 @@ def make_pairs(rollouts: Sequence[Rollout], max_per_prompt: int) -> tuple[list[P
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
     pairs: list[Pair] = []
-    with_pairs = all_right = none_right = 0
+    with_pairs = without_rejected = without_chosen = 0
     for group in groups.values():
         distinct = list({tuple(rollout.tokens): rollout for rollout in group}.values())
-        right = [rollout for rollout in distinct if rollout.reward == 1.0]
-        wrong = [rollout for rollout in distinct if rollout.reward < 1.0]
-        made = [Pair(r, w) for r, w in zip(right, wrong, strict=False)][:max_per_prompt]
+        chosen = [rollout for rollout in distinct if rollout.reward == 1.0]
+        rejected = [rollout for rollout in distinct if rollout.reward < 1.0]
+        made = [Pair(*sides) for sides in zip(chosen, rejected, strict=False)][:max_per_prompt]
         pairs += made
         with_pairs += bool(made)
-        all_right += not wrong
-        none_right += not right
+        without_rejected += not rejected
+        without_chosen += not chosen
     if not pairs:
         raise InputError(
-            f"no pairs: of {len(groups)} prompts {all_right} had only right and {none_right} no "
-            "right completions; change the task, the temperature or rollouts_per_prompt"
+            f"no pairs: of {len(groups)} prompts {without_rejected} had no completion to reject "
+            f"and {without_chosen} none to choose (reward 1); change the task, the temperature or "
+            "rollouts_per_prompt"
         )
-    return pairs, PairReport(len(groups), with_pairs, all_right, none_right, len(pairs))
+    counts = (len(groups), with_pairs, without_rejected, without_chosen, len(pairs))
+    return pairs, PairReport(*counts)

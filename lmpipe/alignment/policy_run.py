@@ -31,6 +31,7 @@ from lmpipe.alignment.task import problems
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.huggingface import load_model, save_weights
 from lmpipe.model.initialisation import learning_rate_scale
+from lmpipe.runtime.micro_batch import micro_batch_size
 from lmpipe.training.engine import StepResult, TrainingEngine, join_ranks
 from lmpipe.training.launch import equal_share
 from lmpipe.training.loss_watch import LossWatch
@@ -39,7 +40,6 @@ from lmpipe.training.rank import RankContext
 C = TypeVar("C", bound=AlignmentConfig)
 
 HELDOUT_SEED = 1_000_003  # held-out sampling never shares a random stream with training
-AUTOMATIC_TOKENS = {"cpu": 4096, "cuda": 32_768}  # of a micro-batch, when Runtime leaves it open
 
 
 class PolicyRun(Generic[C]):
@@ -107,8 +107,7 @@ class PolicyRun(Generic[C]):
 
     def micro_batch_size(self, length: int) -> int:
         """Return sequences per forward pass: as Runtime says, or by a token budget."""
-        budget = AUTOMATIC_TOKENS[self.device.type]
-        return self.context.runtime.micro_batch_size or max(1, budget // length)
+        return micro_batch_size(self.context.runtime, "post-training", self.device.type, length)
 
     def evaluate(self, step: int) -> RewardSummary:
         """Sample the held-out problems; the same ones, with the same random numbers, each time."""

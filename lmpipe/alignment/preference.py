@@ -1,6 +1,6 @@
 """DPO's arithmetic.
 
-    loss = −log σ(β [(log π(right) − log π_ref(right)) − (log π(wrong) − log π_ref(wrong))])
+    loss = −log σ(chosen reward − rejected reward),   reward = β (log π − log π_ref)
 
 Log-probabilities of a completion are *summed* over its tokens: the implied reward
 β log(π/π_ref) belongs to the whole completion. Averaging them divides β by the length, which
@@ -25,20 +25,20 @@ class PreferenceLoss(NamedTuple):
     """Loss per pair, and the implied rewards of its two sides (detached)."""
 
     loss_B: Float[Tensor, " B"]
-    right_reward_B: Float[Tensor, " B"]
-    wrong_reward_B: Float[Tensor, " B"]
+    chosen_reward_B: Float[Tensor, " B"]
+    rejected_reward_B: Float[Tensor, " B"]
 
 
 @checked_shapes
 def dpo_loss(
-    right_B: Float[Tensor, " B"],
-    wrong_B: Float[Tensor, " B"],
-    reference_right_B: Float[Tensor, " B"],
-    reference_wrong_B: Float[Tensor, " B"],
+    chosen_B: Float[Tensor, " B"],
+    rejected_B: Float[Tensor, " B"],
+    reference_chosen_B: Float[Tensor, " B"],
+    reference_rejected_B: Float[Tensor, " B"],
     beta: float,
 ) -> PreferenceLoss:
     """Return the DPO loss of each pair from summed log-probabilities."""
-    right_reward_B = beta * (right_B - reference_right_B.detach())
-    wrong_reward_B = beta * (wrong_B - reference_wrong_B.detach())
-    loss_B = -logsigmoid(right_reward_B - wrong_reward_B)
-    return PreferenceLoss(loss_B, right_reward_B.detach(), wrong_reward_B.detach())
+    chosen_reward_B = beta * (chosen_B - reference_chosen_B.detach())
+    rejected_reward_B = beta * (rejected_B - reference_rejected_B.detach())
+    loss_B = -logsigmoid(chosen_reward_B - rejected_reward_B)
+    return PreferenceLoss(loss_B, chosen_reward_B.detach(), rejected_reward_B.detach())

@@ -20,12 +20,12 @@ from lmpipe.artifacts.types import Checkpoint, Scores, Source
 from lmpipe.evaluation.config import TASK_FOLDER, EvaluateConfig
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names, resolve_device
+from lmpipe.runtime.micro_batch import micro_batch_size
 from lmpipe.runtime.preflight import check_device
 
 if TYPE_CHECKING:
     from lmpipe.evaluation.adapter import DecoderLM
 
-AUTOMATIC_TOKENS = {"cpu": 4096, "cuda": 65_536}  # padded positions of one forward pass
 LIBRARY_SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -122,11 +122,10 @@ def _load(out: Output[Scores], checkpoint: Checkpoint, runtime: Runtime) -> Deco
         attention=runtime.attention,
     )
     length = model.config.max_seq_len
-    rows = runtime.micro_batch_size or AUTOMATIC_TOKENS[device] // length
     return DecoderLM(
         model,
         load_tokenizer(folder),
         max_length=length,
-        batch_tokens=max(1, rows) * length,
+        batch_tokens=micro_batch_size(runtime, "evaluation", device, length) * length,
         on_progress=lambda done, total: out.progress(done, total, unit="requests"),
     )

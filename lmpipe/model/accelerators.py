@@ -57,6 +57,15 @@ def accelerator_named(name: str) -> Accelerator:
     return device
 
 
+def accelerator_of(device: str) -> Accelerator | None:
+    """Return the kind of a GPU by the driver's name for it, such as `NVIDIA H100 80GB HBM3`.
+
+    A kind is a word of the name: `GH200` is no H200. None for a GPU whose rates are not known.
+    """
+    words = device.upper().replace("-", " ").split()
+    return next((ACCELERATORS[word] for word in words if word in ACCELERATORS), None)
+
+
 def link_rate(device: Accelerator, ranks: int) -> float:
     """Return the bytes per second that each of `ranks` devices sends in a ring.
 

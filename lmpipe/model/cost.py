@@ -17,10 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmpipe.errors import ConfigError
-from lmpipe.model.accelerators import A100 as A100
-from lmpipe.model.accelerators import H100 as H100
-from lmpipe.model.accelerators import H200 as H200
-from lmpipe.model.accelerators import Accelerator as Accelerator
+from lmpipe.model.accelerators import Accelerator
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.shapes import (
     block_matrices,

@@ -16,6 +16,7 @@ import torch
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import learning_rate_scale
+from lmpipe.runtime.micro_batch import micro_batch_size
 from lmpipe.scaling.scale import ScaleConfig
 from lmpipe.token_data.block_cache import BlockCache
 from lmpipe.token_data.dataset import TokenReader
@@ -28,7 +29,6 @@ from lmpipe.training.rank import RankContext
 from lmpipe.training.schedule import Schedule
 
 Point = dict[str, Any]
-AUTOMATIC_TOKENS = {"cpu": 8192, "cuda": 65_536}  # of one forward pass
 
 
 def main(job: dict[str, Any], context: RankContext) -> list[Point]:
@@ -51,9 +51,7 @@ class Sweep:
         self.validation = TokenReader.of(shards, "validation", length, cache=cache)
         self.order = SequenceOrder(self.train.num_sequences, self.config.seed)
         self.batch = max(context.world_size, self.config.batch_tokens // length)
-        self.micro_batch = context.runtime.micro_batch_size or max(
-            1, AUTOMATIC_TOKENS[self.device.type] // length
-        )
+        self.micro_batch = micro_batch_size(context.runtime, "scale", self.device.type, length)
         self.points: list[Point] = []
         self.state: Path | None = None
         if job["resume"]:

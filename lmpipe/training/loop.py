@@ -13,6 +13,7 @@ import torch
 
 from lmpipe.errors import ConfigError, TrainingError
 from lmpipe.model import cost
+from lmpipe.model.accelerators import accelerator_of
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Order, Sequences, cut
@@ -21,8 +22,6 @@ from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import LearningRateScale
 from lmpipe.training.pretrain import PretrainConfig
 from lmpipe.training.rank import RankContext
-
-_ACCELERATORS = {"H200": cost.H200, "H100": cost.H100, "A100": cost.A100}
 
 
 @dataclass(frozen=True)
@@ -300,15 +299,14 @@ def _add_speed(run: TrainingRun, row: dict[str, Any]) -> None:
     row["tokens_per_second"] = run.config.batch_tokens / row["seconds"]
     row["mfu"] = None
     if run.engine.device.type == "cuda":
-        name = torch.cuda.get_device_name(run.engine.device)
-        for key, accelerator in _ACCELERATORS.items():
-            if key in name:
-                row["mfu"] = cost.model_flops_utilization(
-                    run.config.model.model_copy(update={"max_seq_len": run.config.sequence_length}),
-                    row["tokens_per_second"],
-                    accelerator,
-                    num_devices=run.engine.world_size,
-                )
+        accelerator = accelerator_of(torch.cuda.get_device_name(run.engine.device))
+        if accelerator is not None:
+            row["mfu"] = cost.model_flops_utilization(
+                run.config.model.model_copy(update={"max_seq_len": run.config.sequence_length}),
+                row["tokens_per_second"],
+                accelerator,
+                num_devices=run.engine.world_size,
+            )
 
 
 def _publish(run: TrainingRun, row: dict[str, Any], context: RankContext) -> None:

@@ -9,7 +9,7 @@ def rollout(group: int, token: int, reward: float) -> Rollout:
     return Rollout(group, "p", "a", str(token), [1], [token], [-1.0], True, reward)
 
 
-def test_right_is_paired_with_wrong_of_the_same_prompt() -> None:
+def test_chosen_is_paired_with_rejected_of_the_same_prompt() -> None:
     rollouts = [
         rollout(0, 10, 1.0),
         rollout(0, 11, 0.4),
@@ -19,12 +19,12 @@ def test_right_is_paired_with_wrong_of_the_same_prompt() -> None:
         rollout(3, 40, 0.9),
     ]
     pairs, report = make_pairs(rollouts, max_per_prompt=2)
-    assert [(p.right.tokens, p.wrong.tokens) for p in pairs] == [([10], [11]), ([21], [20])]
+    assert [(p.chosen.tokens, p.rejected.tokens) for p in pairs] == [([10], [11]), ([21], [20])]
     assert report.as_dict() == {
         "prompts": 4,
         "prompts_with_pairs": 2,
-        "prompts_all_right": 1,
-        "prompts_none_right": 1,
+        "prompts_without_rejected": 1,
+        "prompts_without_chosen": 1,
         "pairs": 2,
     }
 
@@ -32,7 +32,7 @@ def test_right_is_paired_with_wrong_of_the_same_prompt() -> None:
 def test_a_completion_sampled_twice_makes_one_pair() -> None:
     rollouts = [rollout(0, 10, 1.0), rollout(0, 10, 1.0), rollout(0, 11, 0.1), rollout(0, 12, 0.0)]
     pairs, _ = make_pairs(rollouts, max_per_prompt=4)
-    assert [(p.right.tokens, p.wrong.tokens) for p in pairs] == [([10], [11])]
+    assert [(p.chosen.tokens, p.rejected.tokens) for p in pairs] == [([10], [11])]
 
 
 def test_pairs_of_one_prompt_are_limited() -> None:
@@ -42,5 +42,5 @@ def test_pairs_of_one_prompt_are_limited() -> None:
 
 def test_no_pair_at_all_is_an_error_that_says_why() -> None:
     rollouts = [rollout(0, 1, 1.0), rollout(0, 2, 1.0), rollout(1, 3, 0.0)]
-    with pytest.raises(InputError, match="2 prompts 1 had only right and 1 no right"):
+    with pytest.raises(InputError, match="2 prompts 1 had no completion to reject and 1 none"):
         make_pairs(rollouts, max_per_prompt=1)

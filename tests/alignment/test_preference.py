@@ -11,10 +11,10 @@ def tensor(*values: float) -> torch.Tensor:
 
 def test_loss_and_implied_rewards_by_hand() -> None:
     loss = dpo_loss(tensor(-2.0), tensor(-5.0), tensor(-3.0), tensor(-4.0), beta=0.5)
-    # right: 0.5 * 1, wrong: 0.5 * -1, difference 1
+    # chosen: 0.5 * 1, rejected: 0.5 * -1, difference 1
     torch.testing.assert_close(loss.loss_B, torch.tensor([math.log(1 + math.exp(-1))]).double())
-    assert loss.right_reward_B.tolist() == [0.5]
-    assert loss.wrong_reward_B.tolist() == [-0.5]
+    assert loss.chosen_reward_B.tolist() == [0.5]
+    assert loss.rejected_reward_B.tolist() == [-0.5]
 
 
 def test_a_policy_equal_to_its_reference_loses_ln_2() -> None:
@@ -22,11 +22,11 @@ def test_a_policy_equal_to_its_reference_loses_ln_2() -> None:
     torch.testing.assert_close(loss.loss_B, torch.tensor([math.log(2)]).double())
 
 
-def test_a_step_raises_the_right_and_lowers_the_wrong_completion() -> None:
-    right, wrong, reference = tensor(-2.0), tensor(-2.0), tensor(-2.0)
-    dpo_loss(right, wrong, reference, reference, beta=0.1).loss_B.sum().backward()
-    assert right.grad is not None and wrong.grad is not None
-    assert right.grad.item() == -0.05 and wrong.grad.item() == 0.05  # -beta σ(0)
+def test_a_step_raises_the_chosen_and_lowers_the_rejected_completion() -> None:
+    chosen, rejected, reference = tensor(-2.0), tensor(-2.0), tensor(-2.0)
+    dpo_loss(chosen, rejected, reference, reference, beta=0.1).loss_B.sum().backward()
+    assert chosen.grad is not None and rejected.grad is not None
+    assert chosen.grad.item() == -0.05 and rejected.grad.item() == 0.05  # -beta σ(0)
     assert reference.grad is None
 
 

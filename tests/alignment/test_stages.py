@@ -85,7 +85,7 @@ def test_dpo_prefers_its_own_right_answers(tuned: Checkpoint, store: Store) -> N
     first = curves(preferred)[1]
     assert first["margin"] == pytest.approx(0, abs=1e-5)  # the policy is still its own reference
     assert first["preference_loss"] == pytest.approx(0.6931, abs=1e-3)
-    expected = first["preference_loss"] + DPO.likelihood_weight * first["right_loss_per_token"]
+    expected = first["preference_loss"] + DPO.likelihood_weight * first["chosen_loss_per_token"]
     assert first["loss"] == pytest.approx(expected, rel=1e-5)
     assert preferred.metrics["implied_reward_margin"] > 0.1
     assert preferred.metrics["implied_reward_accuracy"] > 0.8

@@ -6,6 +6,7 @@ import pytest
 
 from lmpipe.errors import ConfigError
 from lmpipe.model import cost
+from lmpipe.model.accelerators import H100
 from lmpipe.model.config import ModelConfig
 
 LLAMA_2_13B = ModelConfig(
@@ -166,7 +167,7 @@ def test_flops_of_gpt_3_agree_with_its_published_compute() -> None:
 def test_70b_on_15t_tokens_takes_144_days_on_1024_h100() -> None:
     flops = cost.training_flops(70e9, 15e12)
     assert flops == pytest.approx(6.3e24)
-    days = cost.training_days(flops, cost.H100, num_devices=1024, mfu=0.5)
+    days = cost.training_days(flops, H100, num_devices=1024, mfu=0.5)
     assert days == pytest.approx(144, abs=0.5)
 
 
@@ -185,7 +186,7 @@ def test_attention_adds_little_to_6nd_at_short_context_and_much_at_long() -> Non
 
 
 def test_an_h100_needs_295_flops_per_byte_and_a_matrix_vector_product_has_one() -> None:
-    assert cost.H100.intensity == pytest.approx(295, abs=0.5)
+    assert H100.intensity == pytest.approx(295, abs=0.5)
     width = 4096
     bytes_read = 2 * width * width + 2 * 2 * width
     assert cost.matmul_flops(1, width, width) / bytes_read == pytest.approx(1, abs=1e-3)
@@ -201,9 +202,9 @@ def test_kv_cache_and_decoding_of_llama_2_13b() -> None:
         241, abs=0.5
     )
     for batch, milliseconds in [(1, 8.0), (64, 23.8)]:
-        seconds = cost.decode_seconds(LLAMA_2_13B, cost.H100, seq_len=1024, batch=batch)
+        seconds = cost.decode_seconds(LLAMA_2_13B, H100, seq_len=1024, batch=batch)
         assert seconds * 1e3 == pytest.approx(milliseconds, abs=0.06)
-    with_int4 = cost.decode_seconds(LLAMA_2_13B, cost.H100, seq_len=1024, bytes_per_weight=0.5)
+    with_int4 = cost.decode_seconds(LLAMA_2_13B, H100, seq_len=1024, bytes_per_weight=0.5)
     assert with_int4 * 1e3 == pytest.approx((26.03 / 4 + 0.839) / 3.35, abs=0.01)
 
 
@@ -216,11 +217,11 @@ def test_latent_attention_caches_512_and_64_features_a_token_and_layer() -> None
 
 def test_utilisation_is_the_tokens_work_over_the_devices_rate() -> None:
     per_token = cost.training_flops_per_token(LLAMA_2_13B, causal=False)
-    rate = 0.4 * 8 * cost.H100.flops_per_second / per_token
-    mfu = cost.model_flops_utilization(LLAMA_2_13B, rate, cost.H100, num_devices=8)
+    rate = 0.4 * 8 * H100.flops_per_second / per_token
+    mfu = cost.model_flops_utilization(LLAMA_2_13B, rate, H100, num_devices=8)
     assert mfu == pytest.approx(0.4)
     with pytest.raises(ConfigError, match="fraction"):
-        cost.training_days(1e20, cost.H100, num_devices=1, mfu=40)
+        cost.training_days(1e20, H100, num_devices=1, mfu=40)
 
 
 def test_refuses_to_count_without_a_vocabulary() -> None:

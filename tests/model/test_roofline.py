@@ -4,7 +4,16 @@ import pytest
 
 from lmpipe.errors import ConfigError
 from lmpipe.model import cost, roofline
-from lmpipe.model.accelerators import A100, CPU, H100, H200, accelerator_named, link_rate
+from lmpipe.model.accelerators import (
+    A100,
+    CPU,
+    H100,
+    H200,
+    Accelerator,
+    accelerator_named,
+    accelerator_of,
+    link_rate,
+)
 from lmpipe.model.sizes import SIZES
 
 LLAMA = SIZES["13B"]
@@ -124,3 +133,17 @@ def test_windows_bound_what_attention_reads_when_decoding() -> None:
     windowed = LLAMA.model_copy(update={"window": 256, "window_pattern": "SSSL"})
     full, short = (roofline.attention(config, 1, 1, 4096) for config in (LLAMA, windowed))
     assert short.flops == full.flops * (0.25 + 0.75 * 256 / 4096)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("NVIDIA H200", H200),
+        ("NVIDIA H100 80GB HBM3", H100),
+        ("NVIDIA A100-SXM4-80GB", A100),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L4", None),
+    ],
+)
+def test_a_gpu_is_known_by_a_word_of_its_name(device: str, kind: Accelerator | None) -> None:
+    assert accelerator_of(device) is kind

@@ -32,7 +32,7 @@ LEADS = {
     "pretrain": "Loss in nats per token. The dashed line is the unigram entropy of the validation"
     " text under training counts: a model that only knew word frequencies would end there.",
     "sft": "Fine-tuning on conversations, loss on the assistant's tokens only.",
-    "dpo": "Preference pairs from stored rollouts: right answers against wrong ones.",
+    "dpo": "Preference pairs from stored rollouts: chosen against rejected answers.",
     "grpo": "Reinforcement learning from a verifiable reward, advantages normalised by group.",
 }
 TITLES = {"pretrain": "Pretraining", "sft": "SFT", "dpo": "DPO", "grpo": "GRPO"}
