@@ -147,7 +147,8 @@ def _markup() -> list[HostileFile]:
     many = b"</p><p>".join([b"<i>a</i> " * 250] * 100)
     pages = {
         "tags": html(many),
-        "nested": html(b"<div>" * 240 + b"deep words" + b"</div>" * 240),
+        "nested": html(b"<div>" * 2_000 + b"deep words" + b"</div>" * 2_000),
+        "unclosed": html(b"<font><b>" * 400 + b"bold words"),
         "spans": html(b'<table><tr><td colspan="9007199254740991" rowspan=-1>wide</table>'),
         "references": html(b"&#0; &#x110000; &#xFFFFFFFFFFFF; &#128; &notanentity; &amp after"),
         "controls": html(b"a\x00b\x01c\x0bd\x0ce\x1bf\x7f g\xe2\x80\xa8h\xc2\x85i\xef\xbf\xbe"),

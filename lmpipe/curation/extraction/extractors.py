@@ -20,6 +20,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from lmpipe.curation.crawl.charsets import UNREAD
 from lmpipe.curation.crawl.http import decode_text, page_charset
+from lmpipe.curation.extraction.depth import readable
 from lmpipe.curation.extraction.line_breaks import MARK, mark_edges, unmark
 from lmpipe.curation.extraction.sandbox import Sandbox, StoppedError
 
@@ -160,8 +161,8 @@ def extract_text(extractor: Extractor, html: str, *, is_parted: bool = False) ->
         return str(extract_plain_text(html, main_content=True, alt_texts=False))
     import trafilatura
 
-    page: Any = html
-    if is_parted and MARK not in html and (tree := trafilatura.load_html(html)) is not None:
+    page: Any = readable(html)
+    if is_parted and MARK not in html and (tree := trafilatura.load_html(page)) is not None:
         mark_edges(tree)
         page = tree
     text: Any = trafilatura.extract(
@@ -171,7 +172,7 @@ def extract_text(extractor: Extractor, html: str, *, is_parted: bool = False) ->
         include_tables=True,
         deduplicate=False,  # its memory of earlier pages would make a page depend on its order
     )
-    return unmark(text or "") if page is not html else text or ""
+    return unmark(text or "") if not isinstance(page, str) else text or ""
 
 
 def clean_text(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from lxml import etree
 from lxml.html import HtmlElement
 
+from lmpipe.curation.extraction.depth import flattened, is_too_deep
 from lmpipe.curation.extraction.line_breaks import CONTROLS, code_lines, is_line_number, words
 
 MIN_PROSE_BYTES = 80  # about 14 words of English; UTF-8, so that 27 Han characters count as much
@@ -233,6 +234,17 @@ def parse_page(html: str, utf8: bytes | None = None) -> Any:
         utf8: the same as bytes, where they are at hand: encoding 170 kB takes 0.2 ms.
     """
     data = _without_junk(html.encode("utf-8", "replace") if utf8 is None else utf8)
+    if not data.strip():
+        return None
+    parser = _parser(data)
+    root = etree.fromstring(data, parser)
+    if is_too_deep(parser):
+        data = flattened(data)
+        root = etree.fromstring(data, _parser(data))
+    return root
+
+
+def _parser(data: bytes) -> etree.HTMLParser:
     parser = etree.HTMLParser(
         encoding="utf-8",
         remove_comments=True,
@@ -241,7 +253,7 @@ def parse_page(html: str, utf8: bytes | None = None) -> Any:
         huge_tree=len(data) > _MAX_PLAIN_TREE_BYTES,
     )
     parser.set_element_class_lookup(_CLASSES)
-    return etree.fromstring(data, parser) if data.strip() else None
+    return parser
 
 
 def _without_junk(data: bytes) -> bytes:
