@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.workers.process import ProcessWorker
 
 from deployments.automations import crash_zombies, notify, requeue_crashed
 from deployments.form import form
@@ -86,7 +88,6 @@ class Deployed:
 def deploy(site: Site) -> Deployed:
     """Bring the server to what the file says."""
     api_url = require_server()
-    from prefect.client.orchestration import get_client
 
     images = {"LMPIPE_IMAGE": site.cpu_image, "LMPIPE_GPU_IMAGE": site.image}
     file = read_file(images | {"LMPIPE_API_URL": api_url})
@@ -198,6 +199,5 @@ def _job_template(kind: str) -> Json:
 
         template: Json = DockerWorker.get_default_base_job_template()
         return template
-    from prefect.workers.process import ProcessWorker
 
     return ProcessWorker.get_default_base_job_template()

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lmpipe.artifacts import gc
 from lmpipe.artifacts.retention import RetentionPolicy
 from lmpipe.artifacts.store import Store
 
@@ -158,8 +159,6 @@ def keep_house(
 
 
 def _collect(root: str, policy: RetentionPolicy, preview: bool) -> list[dict[str, Any]]:
-    from lmpipe.artifacts import gc
-
     store = Store(root)
     if preview:
         going = [verdict for verdict in gc.preview(store, policy) if verdict.freed]

@@ -1,5 +1,6 @@
 """Commands that bring a Prefect server to work for us: `lmpipe deploy`, `worker` and `up`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,8 +44,6 @@ def deploy(
     file no longer has are removed; those made in the UI stay. In place of a block,
     LMPIPE_NOTIFY_WEBHOOK_URL and LMPIPE_NOTIFY_SLACK_URL in the environment make one.
     """
-    from dataclasses import replace
-
     from deployments import deploy as deploy_
 
     site = deploy_.Site(

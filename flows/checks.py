@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from flows.recipe import PipelineConfig
 from lmpipe.alignment.config import AlignmentConfig
 from lmpipe.errors import ConfigError
+from lmpipe.evaluation.evaluate import data_files
 
 CHAT_MARKERS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 SHORTEST_PROMPT = 5  # tokens: the beginning, two markers, an end, and a question of one token
@@ -87,8 +88,6 @@ def one_file(name: str, files: Sequence[str]) -> None:
 
 def task_files(tasks: Sequence[str], files: Sequence[str]) -> None:
     """Refuse tasks of evaluate whose items are not among the benchmarks."""
-    from lmpipe.evaluation.evaluate import data_files
-
     for task in tasks:
         for file in data_files(task).values():
             if file not in files:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+from flows.recipe import parse_recipe
 from lmpipe.errors import LmpipeError
 from tasks.selection import Selection
 
@@ -79,8 +80,6 @@ def name_of_this_run() -> str:
 
 
 def _recipe_name(given: dict[str, Any]) -> str:
-    from flows.recipe import parse_recipe
-
     try:
         return parse_recipe(given.get("recipe", "demo"), given.get("settings")).name
     except LmpipeError:  # said in full, and in the run's log, when the run reads it

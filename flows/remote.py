@@ -4,6 +4,13 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import get_current_settings
+from prefect.utilities.urls import url_for
+
 from flows.naming import PLAN, describe, prefect_name, run_name
 from flows.recipe import PipelineConfig
 from flows.waiting import obstacles
@@ -64,8 +71,6 @@ def submit(flow: str, recipe: PipelineConfig, selection: Selection, asked_by: st
     Args:
         asked_by: id of the run that asks; its retry gets the same run and queues no second one.
     """
-    from prefect.artifacts import create_link_artifact
-
     parameters = deployed_parameters(recipe, selection)
     name = prefect_name().replace(f" · {PLAN} ", " · ", 1)  # or what somebody called this run
     run = _queue(f"{flow}/{flow}", parameters, name, key=f"{asked_by}-{flow}")
@@ -85,8 +90,6 @@ def submit_rerun(flow: str, recipe: PipelineConfig, selection: Selection, approv
 
 def hindrances(flow: str) -> list[str]:
     """Return what a run of a flow, or the run that plans it, would wait for now."""
-    from prefect.client.orchestration import get_client
-
     client: Any
     with get_client(sync_client=True) as client:
         places = dict.fromkeys(
@@ -101,8 +104,6 @@ def publish_plan(
     flow: str, recipe: PipelineConfig, selection: Selection, steps: list[Step]
 ) -> None:
     """Show a plan in the UI: a sentence, and a table of its steps."""
-    from prefect.artifacts import create_markdown_artifact, create_table_artifact
-
     counts = {status: sum(s.status == status for s in steps) for status in ("HIT", "RUN")}
     chosen = {k: v for k, v in selection.model_dump().items() if v}
     lines = [
@@ -121,15 +122,11 @@ def publish_plan(
 
 def publish_steps(flow: str, steps: list[Step]) -> None:
     """Show in the UI what became of each step of a run, those that were found included."""
-    from prefect.artifacts import create_table_artifact
-
     create_table_artifact(_rows(steps), key="steps", description=f"What became of {flow}")
 
 
 def run_url(run: "FlowRun") -> str:
     """Return where the UI shows a run."""
-    from prefect.utilities.urls import url_for
-
     return url_for("flow-run", obj_id=run.id) or str(run.id)
 
 
@@ -139,8 +136,6 @@ def require_server() -> str:
     Raises:
         ConfigError: no server is named.
     """
-    from prefect.settings import get_current_settings
-
     url = get_current_settings().api.url
     if not url:
         raise ConfigError(
@@ -153,10 +148,6 @@ def require_server() -> str:
 def _queue(
     deployment: str, parameters: dict[str, Any], name: str, *, key: str | None = None
 ) -> "FlowRun":
-    from prefect.deployments import run_deployment
-    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-    from prefect.settings import get_current_settings
-
     size, limit = len(json.dumps(parameters)), get_current_settings().server.api.max_parameter_size
     if 0 < limit < size:
         raise ConfigError(

@@ -15,6 +15,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from prefect.client.orchestration import get_client
+
 Json = dict[str, Any]
 
 LOGGER = "lmpipe.waiting"
@@ -130,8 +132,6 @@ def start_watch() -> None:
 
 
 def _watch() -> None:
-    from prefect.client.orchestration import get_client
-
     while True:
         try:
             with get_client(sync_client=True) as client:

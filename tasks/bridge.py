@@ -27,7 +27,9 @@ from lmpipe.artifacts.process import build_in_child
 from lmpipe.artifacts.stage import A, Inputs, Stage
 from lmpipe.errors import InputError, LmpipeError, RunFailed
 from lmpipe.runtime import Runtime
+from lmpipe.runtime.devices import resolve_device
 from lmpipe.runtime.redaction import Redactor
+from lmpipe.training.launch import resolve_num_ranks
 from tasks.conductor import Call, Policy, Settings, StageTask
 from tasks.plan import Planned, Status, Step, bind_planned, flat, lacking_inputs
 from tasks.selection import Selection
@@ -292,9 +294,6 @@ def num_slots(policy: Policy, runtime: Runtime) -> int:
     Where there is no GPU a stage takes one slot, or one for each rank that was asked for: the limit
     then keeps training runs from sharing the cores.
     """
-    from lmpipe.runtime.devices import resolve_device
-    from lmpipe.training.launch import resolve_num_ranks
-
     if not policy.has_ranks:
         return 1
     device = resolve_device(runtime)

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from flows.cli.stores import Recipe, Root, open_store
 from lmpipe.errors import StoreError
@@ -18,8 +19,6 @@ def list_artifacts(
     recipe: Recipe = "",
 ) -> None:
     """List artifacts, newest first."""
-    from rich.table import Table
-
     from lmpipe.artifacts.lookup import list_manifests, list_stages
     from lmpipe.artifacts.tombstone import when_collected
 

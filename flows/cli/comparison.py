@@ -8,7 +8,7 @@ from rich.console import Console
 from lmpipe.artifacts.lookup import read_manifest
 from lmpipe.artifacts.tombstone import when_collected
 from lmpipe.artifacts.types import Documents
-from lmpipe.documents.read import find_rows
+from lmpipe.documents.read import find_removed, find_rows
 
 MAX_DIFF_LINES = 60
 MAX_CUTS = 20
@@ -82,8 +82,6 @@ def print_cuts(console: Console, artifact: Documents, document: str) -> bool:
 
 
 def _is_removed(artifact: Documents, document: str) -> bool:
-    from lmpipe.documents.read import find_removed
-
     return find_removed(artifact, document) is not None
 
 

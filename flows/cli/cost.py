@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from flows.cli.outputs import check_file
 from lmpipe.errors import ConfigError
@@ -119,8 +120,6 @@ def _recipe_settings(recipe: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(console: Console, what: str, estimate: "CostEstimate") -> None:
-    from rich.table import Table
-
     from lmpipe.report.cost_page import summary
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -134,8 +133,6 @@ def _print(console: Console, what: str, estimate: "CostEstimate") -> None:
 
 
 def _list_sizes(console: Console) -> None:
-    from rich.table import Table
-
     from lmpipe.model.cost import count_parameters
     from lmpipe.model.sizes import SIZES
 

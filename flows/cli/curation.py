@@ -1,5 +1,6 @@
 """Commands of curation: `lmpipe dedup-index` and `lmpipe contamination`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -63,8 +64,6 @@ def contamination(
     ngram: Annotated[int, typer.Option(min=1, max=64, help="Words in an n-gram.")] = 13,
 ) -> None:
     """Search files of conversations for evaluation items and write the report that sft asks for."""
-    import json
-
     from lmpipe.curation.decontamination.scan_files import report_on_files
 
     check_file("--to", to)

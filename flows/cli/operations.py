@@ -1,19 +1,19 @@
 """Commands that keep a store in order: `lmpipe alias`, `gc` and `accounting`."""
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from flows.cli.outputs import check_folder
 from flows.cli.stores import Recipe, Root, named_recipe, open_store
 from lmpipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lmpipe.artifacts.retention import BestOf, Verdict
 
 app = typer.Typer()
@@ -165,10 +165,6 @@ def unfinished_lines(verdicts: "list[Verdict]", now: float) -> list[str]:
 
 def verdict_table(verdicts: "list[Verdict]") -> "Table":
     """Return what a collection does by stage: artifacts, bytes that stay and go, and why."""
-    from collections import Counter
-
-    from rich.table import Table
-
     from lmpipe.report.wording import size
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 
 from lmpipe.artifacts.alias import find_by_prefix
@@ -10,10 +11,13 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Artifact, TokenShards, open_artifact
 from lmpipe.documents.read import find_rows
 from lmpipe.errors import ConfigError, StoreError
+from lmpipe.token_data.index import SplitIndex
+from lmpipe.token_data.order import SequenceOrder
+from lmpipe.token_data.packing import lay_out
+from lmpipe.training.mixing import MixtureConfig
 
 if TYPE_CHECKING:
     from lmpipe.token_data.mixture import MixtureOrder
-    from lmpipe.token_data.order import SequenceOrder
 
 ORIGIN = ("url", "warc_path", "warc_offset", "warc_record_id")
 
@@ -33,8 +37,6 @@ def print_tokens(console: Console, artifact: str, token: str, step: int | None, 
 
 def token_rows(store: Store, artifact: str, token: str) -> list[dict[str, Any]]:
     """Return the document of one token, and the WARC record that it came from."""
-    from lmpipe.token_data.index import SplitIndex
-
     shards = _shards(_found(store, artifact or "shards"))
     name, separator, offset = token.rpartition(":")
     if not separator or not offset.isdecimal():
@@ -56,11 +58,6 @@ def token_rows(store: Store, artifact: str, token: str) -> list[dict[str, Any]]:
 
 def step_rows(store: Store, artifact: str, step: int) -> list[dict[str, Any]]:
     """Return a row per sequence and document of a step of pretraining, in the order of reading."""
-    import numpy as np
-
-    from lmpipe.token_data.index import SplitIndex
-    from lmpipe.token_data.packing import lay_out
-
     checkpoint = _found(store, artifact or "pretrain")
     config = checkpoint.manifest.config
     if checkpoint.stage != "pretrain":
@@ -107,9 +104,6 @@ def _order(
     config: dict[str, Any], sizes: list[int], steps: int, batch: int
 ) -> "tuple[list[str], SequenceOrder | MixtureOrder]":
     """Return the names of the token sets, and in which order a run reads their sequences."""
-    from lmpipe.token_data.order import SequenceOrder
-    from lmpipe.training.mixing import MixtureConfig
-
     if config.get("mixture") is None:
         return [""], SequenceOrder(sizes[0], config["seed"])
     mixture = MixtureConfig.model_validate(config["mixture"])

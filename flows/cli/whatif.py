@@ -6,6 +6,7 @@ import typer
 import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
+from rich.table import Table
 
 from flows.cli.stores import Recipe, Root, open_store
 from lmpipe.errors import ConfigError, did_you_mean
@@ -157,8 +158,6 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _print(console: Console, shift: Any) -> None:
-    from rich.table import Table
-
     console.print(
         f"{shift.num_documents:,} documents: {shift.kept_before:,} kept before,"
         f" {shift.kept_after:,} after; {shift.num_gained:,} gained, {shift.num_lost:,} lost",

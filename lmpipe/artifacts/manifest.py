@@ -4,6 +4,7 @@ It is written last, by a conditional put, and names every output with its size a
 changes bump SCHEMA_VERSION; readers refuse a newer one and say so.
 """
 
+import json
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -125,8 +126,6 @@ class Manifest(BaseModel):
         Raises:
             StoreError: `url` is no manifest, or one of a newer lmpipe.
         """
-        import json
-
         try:
             raw = json.loads(data)
         except ValueError as error:

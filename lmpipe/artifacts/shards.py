@@ -6,6 +6,7 @@ decided by our markers in the store and not by the executor's own log folder, wh
 of artifacts.
 """
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.errors import ConfigError, StoreError
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.preflight import check_machine
+from lmpipe.runtime.processes import die_with_parent
 
 if TYPE_CHECKING:
     from datatrove.executor.base import PipelineExecutor
@@ -39,8 +41,6 @@ class ShardTask:
         return f"{len(self._keys)} shards of {self._prefix}"
 
     def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        from lmpipe.runtime.processes import die_with_parent
-
         if len(self._keys) > 1 and _in_worker():
             die_with_parent(os.getppid())
             _silence_executor()
@@ -181,8 +181,6 @@ def _silence_executor() -> None:
 
 
 def _in_worker() -> bool:
-    import multiprocessing
-
     import multiprocess
 
     return (

@@ -15,6 +15,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
+import fsspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from lmpipe.artifacts.output import Output
@@ -126,8 +127,6 @@ def source(out: Output[Source], config: SourceConfig, *, runtime: Runtime) -> So
 
 
 def _copy(out: Output[Source], name: str, file: PinnedFile, place: str) -> None:
-    import fsspec
-
     opened = fsspec.open(place, "rb", **url_options(place))
     with opened as original, out.open(file.name, digest=False) as copy:
         while block := original.read(2**22):
@@ -149,8 +148,6 @@ def _listed(pattern: str, base: Path, name: str) -> list[str]:
 
 
 def _read_list(place: str, name: str) -> list[str]:
-    import fsspec
-
     options = {"compression": "infer", "encoding": "utf-8-sig", **url_options(place)}
     try:
         with fsspec.open(place, "rt", **options) as file:
@@ -178,8 +175,6 @@ def _expand(pattern: str, base: Path, name: str) -> list[str]:
             raise InputError(f"source {name!r}: no Python package {package!r} for {pattern}")
         places = _glob(Path(spec.submodule_search_locations[0]), inner)
     elif "://" in pattern:
-        import fsspec
-
         fs, path = fsspec.core.url_to_fs(pattern, **url_options(pattern))
         protocol = pattern.partition("://")[0]
         places = [f"{protocol}://{p}" for p in sorted(fs.glob(path))] if "*" in path else [pattern]
@@ -215,7 +210,6 @@ def _pin_file(name: str, place: str) -> PinnedFile:
         except OSError as error:
             raise InputError(f"{place} cannot be read: {error}; see its permissions") from error
         return PinnedFile(name=name, bytes=status.st_size, sha256=sha256)
-    import fsspec
 
     fs, path_ = fsspec.core.url_to_fs(place, **url_options(place))
     try:

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
 import fsspec
+from fsspec.asyn import sync
 
 from lmpipe.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
 
@@ -392,7 +393,6 @@ class _S3Writes:
 
 def _get_tagged(fs: Any, bucket: str, key: str) -> tuple[bytes, str]:
     """Read body and etag of one S3 object in one request (two could straddle a write)."""
-    from fsspec.asyn import sync
 
     async def get() -> tuple[bytes, str]:
         answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)

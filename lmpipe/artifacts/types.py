@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
 
+import fsspec
+
 from lmpipe.artifacts import local_copies
 from lmpipe.artifacts.manifest import FileRecord, Manifest
 from lmpipe.artifacts.store import Store, url_options
@@ -214,8 +216,6 @@ class Source(Artifact):
 
     def open(self, name: str) -> IO[bytes]:
         """Open one pinned file."""
-        import fsspec
-
         url = self.url(name)
         return fsspec.open(url, "rb", **url_options(url)).open()  # type: ignore[no-any-return]
 

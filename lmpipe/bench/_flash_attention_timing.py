@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from lmpipe.errors import ConfigError
 from lmpipe.kernels.flash_attention import Pattern, document_bounds, flash_attention
@@ -192,8 +193,6 @@ def _attention(impl: str, shape: Shape) -> Callable[..., torch.Tensor]:
 
 
 def _flex(shape: Shape) -> Callable[..., torch.Tensor]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
     torch._dynamo.reset()  # it stops compiling a function after eight shapes
     documents = shape.documents.cuda()
 

@@ -9,6 +9,7 @@ and read again: a cut that raised anything, or lost a record without naming it, 
 import tempfile
 import time
 from collections import Counter
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ class Options(BaseModel):
 
 def run(options: dict[str, Any]) -> list[Row]:
     """Return the counts of each file."""
-    from glob import glob
-
     settings = Options.model_validate(options)
     paths = [Path(found) for path in settings.paths for found in sorted(glob(path))]  # noqa: PTH207
     if not paths:

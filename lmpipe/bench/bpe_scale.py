@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmpipe.bench import Row, row
 from lmpipe.bench.bpe_train import TextFiles, _compile
 from lmpipe.errors import InputError
+from lmpipe.report.svg import HEIGHT, WIDTH, Line, line_chart
+from lmpipe.tokenization.config import TokenizerConfig
 
 GROUP_BYTES = 1 << 24  # of text in a row group: what a thread holds
 STYLE = (
@@ -104,7 +106,6 @@ def _alone(work: Any, *arguments: Any) -> Any:
 
 
 def _train(paths: list[str], vocab_size: int, threads: int) -> dict[str, float]:
-    from lmpipe.tokenization.config import TokenizerConfig
     from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
     config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it
@@ -133,8 +134,6 @@ def _peak_bytes() -> int:
 
 def draw(points: list[dict[str, float]]) -> str:
     """Return one SVG of CPU time and of memory over the amount of text."""
-    from lmpipe.report.svg import HEIGHT, WIDTH, Line, line_chart
-
     sizes = [point["megabytes"] for point in points]
     drawings: list[str] = []
     for title, values in (

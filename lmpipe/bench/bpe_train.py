@@ -7,6 +7,7 @@ tiny text before, so that compiled code is on disk, as rustbpe's is in its wheel
 
 import importlib.util
 import multiprocessing
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -14,10 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
 from lmpipe.errors import InputError
+from lmpipe.tokenization.config import TokenizerConfig
+from lmpipe.tokenization.patterns import pattern_regex
 
 
 class Options(BaseModel):
@@ -77,8 +82,6 @@ def _isolated(impl: str, settings: Options, vocab_size: int) -> tuple[float, flo
 
 
 def _measure(impl: str, options: dict[str, Any], vocab_size: int) -> tuple[float, float]:
-    import os
-
     settings = Options.model_validate(options)
     os.environ["RAYON_NUM_THREADS"] = str(settings.threads)
     train = {"lmpipe": _train_ours, "tokenizers": _train_tokenizers, "rustbpe": _train_rustbpe}
@@ -91,8 +94,6 @@ def _measure(impl: str, options: dict[str, Any], vocab_size: int) -> tuple[float
 
 
 def _compile() -> None:
-    import numpy as np
-
     from lmpipe.tokenization.pre_tokens import PreTokenCounts
     from lmpipe.tokenization.training import train_bpe
 
@@ -103,7 +104,6 @@ def _compile() -> None:
 
 
 def _train_ours(settings: Options, vocab_size: int) -> None:
-    from lmpipe.tokenization.config import TokenizerConfig
     from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
     config = TokenizerConfig(vocab_size=vocab_size, max_training_bytes=1 << 40)  # all of it
@@ -114,8 +114,6 @@ def _train_ours(settings: Options, vocab_size: int) -> None:
 
 def _train_tokenizers(settings: Options, vocab_size: int) -> None:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-
-    from lmpipe.tokenization.patterns import pattern_regex
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -133,7 +131,6 @@ def _train_tokenizers(settings: Options, vocab_size: int) -> None:
 
 def _train_rustbpe(settings: Options, vocab_size: int) -> None:
     rustbpe = importlib.import_module("rustbpe")
-    from lmpipe.tokenization.patterns import pattern_regex
 
     rustbpe.Tokenizer().train_from_iterator(
         _texts(settings.paths), vocab_size, pattern=pattern_regex("cl100k", 0)
@@ -141,8 +138,6 @@ def _train_rustbpe(settings: Options, vocab_size: int) -> None:
 
 
 def _texts(paths: list[str]) -> Iterator[str]:
-    import pyarrow.parquet as pq
-
     for path in paths:
         for batch in pq.ParquetFile(path).iter_batches(64, columns=["text"]):
             yield from batch["text"].to_pylist()

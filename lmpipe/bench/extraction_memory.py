@@ -7,6 +7,7 @@ the sandbox's child give the largest resident size since the row before.
 
 import resource
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,8 +55,6 @@ def run(options: dict[str, Any]) -> list[Row]:
 
 
 def _pages(settings: Options) -> Iterator[Any]:
-    from glob import glob
-
     from lmpipe.curation.crawl.warc import Census, WarcPages
 
     paths = [Path(found) for path in settings.paths for found in sorted(glob(path))]  # noqa: PTH207

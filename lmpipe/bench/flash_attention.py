@@ -25,6 +25,7 @@ from lmpipe.bench._flash_attention_timing import (
     measure,
     prepare,
 )
+from lmpipe.bench._flash_attention_tuning import tune
 from lmpipe.errors import ConfigError
 
 
@@ -52,8 +53,6 @@ def run(options: dict[str, Any]) -> list[Row]:
     if not torch.cuda.is_available():
         raise ConfigError("flash_attention is measured on a CUDA device; there is none here")
     if chosen.tune:
-        from lmpipe.bench._flash_attention_tuning import tune
-
         return tune(chosen.head_sizes, chosen.compilers)
     shapes = [
         Shape(length, size, kind)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
 from lmpipe.bench.dedup import kept_ids, texts_of
+from lmpipe.curation.dedup.config import DedupConfig
 from lmpipe.curation.dedup.minhash import HashFamily, band_keys, match_probability, signatures
 from lmpipe.curation.text.word_hashes import Words, hash_words, ngram_hashes
 
@@ -118,8 +119,6 @@ def _meet(
 
 def _stays(texts: list[str], bands: int, width: int, threshold: float) -> NDArray[np.bool]:
     """Run the stage, verified, by similarity alone; return which documents stay."""
-    from lmpipe.curation.dedup.config import DedupConfig
-
     config = DedupConfig(bands=bands, rows=width, min_similarity=threshold, min_containment=1.0)
     kept = set(kept_ids(texts, config))
     return np.array([f"{number:032x}" in kept for number in range(len(texts))])

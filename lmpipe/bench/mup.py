@@ -14,15 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmpipe.bench import Row, row
 from lmpipe.errors import InputError
+from lmpipe.model.config import ModelConfig
+from lmpipe.training.optimizer import OptimizerConfig, parameter_groups
+from lmpipe.training.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
 
-    from lmpipe.model.config import ModelConfig
 
 BENCH = "mup"
 HEAD = 32
@@ -82,8 +85,6 @@ def run(options: dict[str, Any]) -> list[Row]:
 
 def shape(settings: Options, kind: Parametrisation, width: int) -> ModelConfig:
     """Return a width's model: more heads of one size, two layers, bytes as tokens."""
-    from lmpipe.model.config import ModelConfig
-
     base = settings.widths[0]
     # At the base width both parametrisations are the same model: 1/K there is 1/sqrt(K).
     mup = {
@@ -113,8 +114,6 @@ def train(
 
     from lmpipe.model.decoder import Decoder
     from lmpipe.model.initialisation import learning_rate_scale
-    from lmpipe.training.optimizer import OptimizerConfig, parameter_groups
-    from lmpipe.training.schedule import Schedule
 
     config = shape(settings, kind, width)
     model = Decoder(config).initialise(0).to(text.device)
@@ -154,7 +153,6 @@ def _text(settings: Options) -> torch.Tensor:
     Raises:
         InputError: a file is missing, or there is less text than one batch.
     """
-    import pyarrow.parquet as pq
     import torch
 
     read = bytearray()

@@ -6,6 +6,7 @@ datatrove's filters stop at a document's first broken rule. Decisions: whole doc
 splitter (spaCy) plugged into ours, every rule of every document compared.
 """
 
+import importlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -134,8 +135,6 @@ def _seconds(work: Callable[[], Any], repeats: int = 3) -> float:
 
 def filters() -> list[tuple[str, Any, dict[str, str]]]:
     """Return datatrove's filters with what their reasons are called here."""
-    import importlib
-
     found = []
     for name, (module, label, names) in FILTERS.items():
         loaded = importlib.import_module(f"datatrove.pipeline.filters.{module}")

@@ -14,10 +14,14 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+import yaml
+
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Scores, Source
+from lmpipe.eval_items.contamination_record import record_in
 from lmpipe.evaluation.config import TASK_FOLDER, EvaluateConfig
+from lmpipe.evaluation.flags import clean_scores, flag_samples
 from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names, resolve_device
 from lmpipe.runtime.micro_batch import micro_batch_size
@@ -38,8 +42,6 @@ LIBRARY_SETTINGS = {
 
 def data_files(task: str) -> dict[str, str]:
     """Return the files that a task reads, by split."""
-    import yaml
-
     config = yaml.safe_load((TASK_FOLDER / f"{task}.yaml").read_text("utf-8"))
     files: dict[str, str] = config["dataset_kwargs"]["data_files"]
     return files
@@ -62,8 +64,6 @@ def evaluate(
 ) -> Scores:
     """Score `checkpoint` on the tasks; write scores, facts of the tasks, and every answer."""
     os.environ.update(LIBRARY_SETTINGS)  # read when the libraries are imported, just below
-    from lmpipe.eval_items.contamination_record import record_in
-    from lmpipe.evaluation.flags import clean_scores, flag_samples
     from lmpipe.evaluation.harness import run_tasks, task_config, task_file
 
     model = _load(out, checkpoint, runtime)

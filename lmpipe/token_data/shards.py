@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -30,10 +31,10 @@ from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 from lmpipe.token_data.shard_file import pack_shard, token_dtype
 from lmpipe.tokenization.arrow import utf8
+from lmpipe.tokenization.encoding import Encoding
 
 if TYPE_CHECKING:
     from lmpipe.tokenization.bulk_encoding import BufferEncoder
-    from lmpipe.tokenization.encoding import Encoding
 
 SPLITS = ("train", "validation")
 PORTION_BYTES = 1 << 20  # of text that a thread encodes at a time
@@ -108,8 +109,6 @@ _COUNTS = tuple(f"{split}_{what}" for split in SPLITS for what in ("documents", 
 
 def document_hash(document_id: str) -> int:
     """Return the 64 bits by which a document is held out or not."""
-    import xxhash
-
     return int(xxhash.xxh3_64_intdigest(b"validation" + document_id.encode()))
 
 
@@ -208,8 +207,6 @@ def _encode_file(
     threads: int,
 ) -> None:
     """Encode one file of documents."""
-    from lmpipe.tokenization.encoding import Encoding
-
     encoding = Encoding.load(tokenizer)
     writers = [
         _SplitWriter(shard, split, config.shard_tokens, encoding.vocab_size, tokenizer.digest)

@@ -12,6 +12,8 @@ from lmpipe.artifacts.types import Documents, Tokenizer
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
 from lmpipe.tokenization.config import TokenizerConfig
+from lmpipe.tokenization.encoding import Encoding, format_ranks
+from lmpipe.tokenization.huggingface import tokenizer_json
 from lmpipe.tokenization.patterns import pattern_regex
 
 REPORT_BYTES = 1 << 18  # of text per language in the report
@@ -22,8 +24,6 @@ def tokenizer(
     out: Output[Tokenizer], config: TokenizerConfig, documents: Documents, *, runtime: Runtime
 ) -> Tokenizer:
     """Count pre-tokens on runtime.workers threads, learn merges, write both file formats."""
-    from lmpipe.tokenization.encoding import Encoding, format_ranks
-    from lmpipe.tokenization.huggingface import tokenizer_json
     from lmpipe.tokenization.training import count_pre_tokens, train_bpe
 
     counts, sampled = count_pre_tokens(

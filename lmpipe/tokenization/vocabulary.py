@@ -9,7 +9,7 @@ same merges.
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,9 +24,9 @@ from lmpipe.runtime import Runtime
 from lmpipe.token_data.shard_file import HEADER_BYTES, token_dtype
 from lmpipe.token_data.shards import document_hash
 from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
-
-if TYPE_CHECKING:
-    from lmpipe.tokenization.encoding import Encoding
+from lmpipe.tokenization.encoding import Encoding
+from lmpipe.tokenization.huggingface import byte_characters
+from lmpipe.tokenization.patterns import pattern_regex
 
 FILE = "vocabulary.json"
 WORD = re.compile(r"\w+|.", re.DOTALL)  # the course's word tokenizer
@@ -46,8 +46,6 @@ def vocabulary(
     runtime: Runtime,
 ) -> Measures:
     """Measure bytes per token on held-out documents, by language and size, and each token's use."""
-    from lmpipe.tokenization.encoding import Encoding
-
     encoding = Encoding.load(tokenizer)
     texts, limit = _held_out(documents, shards, config.held_out_bytes)
     merges = _twin(documents, tokenizer, config, limit, runtime.workers)
@@ -137,15 +135,13 @@ def _twin(
     return train_bpe(counts, largest, settings.min_frequency)
 
 
-def _encoding(merges: list[tuple[bytes, bytes]], pattern: str, specials: list[str]) -> "Encoding":
-    from lmpipe.tokenization.encoding import Encoding
-
+def _encoding(merges: list[tuple[bytes, bytes]], pattern: str, specials: list[str]) -> Encoding:
     ranks = {bytes([byte]): byte for byte in range(256)}
     ranks |= {left + right: 256 + i for i, (left, right) in enumerate(merges)}
     return Encoding(ranks, pattern, {name: len(ranks) + i for i, name in enumerate(specials)})
 
 
-def _token_counter(encoding: "Encoding") -> Callable[[str], int]:
+def _token_counter(encoding: Encoding) -> Callable[[str], int]:
     return lambda text: len(encoding.encode_numpy(text))
 
 
@@ -171,7 +167,7 @@ def _distinct(texts: list[str]) -> dict[str, int]:
     return {"character": len({c for text in texts for c in text}), "word": len(words)}
 
 
-def _uses(encoding: "Encoding", shards: TokenShards, most: int) -> dict[str, Any]:
+def _uses(encoding: Encoding, shards: TokenShards, most: int) -> dict[str, Any]:
     """Return the longest tokens and those that the training text never uses."""
     counts = np.zeros(encoding.vocab_size, np.int64)
     for tokens in _token_files(shards, most):
@@ -211,15 +207,12 @@ def _token_files(shards: TokenShards, most: int) -> Iterable[NDArray[Any]]:
         yield tokens
 
 
-def _gpt2(source: Source) -> "Encoding":
+def _gpt2(source: Source) -> Encoding:
     """Read GPT-2's merges as it publishes them: pairs of printable stand-ins for bytes.
 
     Raises:
         InputError: the files are others.
     """
-    from lmpipe.tokenization.huggingface import byte_characters
-    from lmpipe.tokenization.patterns import pattern_regex
-
     names = [n for n in source.names() if n.rpartition("/")[2] in ("merges.txt", "vocab.bpe")]
     if len(names) != 1:
         raise InputError(

@@ -5,10 +5,12 @@ headers still say chunked or gzip after the crawler decoded them, streams cut sh
 gives what can be read, and never more than a bound, so that a zip bomb costs no memory.
 """
 
+import io
 import re
 import zlib
 from collections.abc import Iterable
 
+import zstandard
 from resiliparse.parse.encoding import detect_encoding
 
 from lmpipe.curation.crawl.charset_labels import charset_of
@@ -120,8 +122,6 @@ def _inflate_bytewise(body: bytes, window: int, max_bytes: int) -> bytes:
 
 
 def _unbrotli(body: bytes, max_bytes: int) -> bytes:
-    import io
-
     from fastwarc.stream_io import BrotliReader
 
     try:
@@ -132,10 +132,6 @@ def _unbrotli(body: bytes, max_bytes: int) -> bytes:
 
 def _unzstd(body: bytes, max_bytes: int) -> bytes:
     """Return what the frames hold before the first error."""
-    import io
-
-    import zstandard
-
     frames = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body), read_across_frames=True)
     pieces: list[bytes] = []
     size = 0
@@ -152,8 +148,6 @@ def _unzstd(body: bytes, max_bytes: int) -> bytes:
 
 
 def _is_whole_frame(body: bytes) -> bool:
-    import zstandard
-
     frame = zstandard.ZstdDecompressor().decompressobj()
     frame.decompress(body)
     return bool(frame.eof)

@@ -14,6 +14,8 @@ import zlib
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import zstandard
+
 WINDOW_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16  # enough of a member to see its first line
 _OPENING_BYTES = 1 << 12  # an ARC record's first line holds a whole URL
@@ -99,8 +101,6 @@ def is_cut_short(path: Path, offset: int) -> bool:
         if block.startswith(_GZIP):
             member: Any = zlib.decompressobj(31)
         elif block.startswith(_ZSTD):
-            import zstandard
-
             member = zstandard.ZstdDecompressor().decompressobj()
         else:
             end = declared_end(block, offset)
@@ -140,8 +140,6 @@ def _opening(data: bytes, magic: bytes, size: int) -> bytes:
         if magic == _GZIP:
             return zlib.decompressobj(31).decompress(data, size)
         if magic == _ZSTD:
-            import zstandard
-
             return bytes(zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read(size))
         from fastwarc.stream_io import Lz4Reader
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
@@ -358,8 +359,6 @@ def _hash(value: str) -> int:
 
 def host_of(url: str) -> str | None:
     """Return a URL's host in lower case, without user and port."""
-    from urllib.parse import urlsplit
-
     try:
         return urlsplit(url).hostname
     except ValueError:

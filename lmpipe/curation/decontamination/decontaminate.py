@@ -46,6 +46,7 @@ from lmpipe.documents.stage import (
     scan_documents,
 )
 from lmpipe.errors import InputError
+from lmpipe.eval_items.items import benchmark_digests, read_benchmarks
 from lmpipe.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def decontaminate(
     """
     from lmpipe.curation.decontamination.matching import decide, report, store_flags
     from lmpipe.curation.text.word_hashes import enough_workers
-    from lmpipe.eval_items.items import benchmark_digests
 
     index = _index(config, benchmarks)
     out.metric("control", _control(out, index, config, documents))
@@ -135,7 +135,6 @@ def filter_part(
 
 def _index(config: DecontaminateConfig, benchmarks: Source) -> "NgramIndex":
     from lmpipe.curation.decontamination.ngram_index import NgramIndex
-    from lmpipe.eval_items.items import read_benchmarks
 
     items = [item for items in read_benchmarks(benchmarks).values() for item in items]
     index = NgramIndex(items, config.ngram, config.min_item_words)

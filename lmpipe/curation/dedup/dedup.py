@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from lmpipe.artifacts.output import Output, ShardOutput
@@ -100,8 +101,6 @@ def _find(
     runtime: Runtime,
 ) -> "Verdicts":
     """Decide who goes: first documents of one address, then equal texts, equal words, near ones."""
-    import numpy as np
-
     from lmpipe.curation.dedup.signatures import EXACT, NEAR, SAME_URL, SAME_WORDS, Gathering
     from lmpipe.curation.dedup.verification import Comparison, verify
 
@@ -140,8 +139,6 @@ def sketch_shard(
     config: DedupConfig,
 ) -> None:
     """Write what the gathering needs to know of one shard's documents."""
-    import numpy as np
-
     from lmpipe.curation.dedup.minhash import HashFamily
     from lmpipe.curation.dedup.signatures import HEAD, sketch_batch, write_sketch
 
@@ -163,8 +160,6 @@ def filter_part(
     part: StoredPart, *, config: DedupConfig, store: Store, removals: dict[str, str]
 ) -> None:
     """Write one part's documents that stay, its part of the ledger, and the evidence."""
-    import numpy as np
-
     from lmpipe.curation.dedup.evidence import evidence_table, ledger_rows, write_evidence
     from lmpipe.curation.dedup.signatures import REMOVAL
 
@@ -208,8 +203,6 @@ def _report(
     verdicts: "Verdicts",
     hosts: Hosts,
 ) -> None:
-    import numpy as np
-
     from lmpipe.curation.dedup.signatures import REASONS, unpack_id
 
     removed = verdicts.is_removed

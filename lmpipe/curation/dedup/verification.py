@@ -11,6 +11,7 @@ one bucket whole, so memory is also bounded by the largest cluster.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +53,6 @@ def verify(
     runtime: Runtime,
 ) -> None:
     """Compare the groups' members and write into the verdicts who goes, and the evidence."""
-    from functools import partial
-
     groups, always = _joined(comparisons)
     buckets = _buckets(groups, sketches, runtime.sort_memory_mb << 20)
     wanted = _wanted(groups, buckets, sketches)

@@ -15,14 +15,20 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import trafilatura
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
+from resiliparse.extract.html2text import extract_plain_text
 
 from lmpipe.curation.crawl.charsets import UNREAD
 from lmpipe.curation.crawl.http import decode_text, page_charset
+from lmpipe.curation.extraction.block_text import walk_text
 from lmpipe.curation.extraction.depth import readable
+from lmpipe.curation.extraction.element_names import has_frame
+from lmpipe.curation.extraction.html_blocks import CODE_TAGS, is_code_cell, parse_page
 from lmpipe.curation.extraction.line_breaks import MARK, mark_edges, unmark
 from lmpipe.curation.extraction.sandbox import Sandbox, StoppedError
+from lmpipe.curation.extraction.trafilatura_core import core_text
 
 Extractor = Literal["cascade", "trafilatura", "trafilatura_fast", "resiliparse"]
 _MAX_CORE_CHARACTERS = 2_000_000  # its time grows with the square of a paragraph's inline tags
@@ -108,11 +114,6 @@ def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:
     Args:
         utf8: the page as bytes, where they are at hand.
     """
-    from lmpipe.curation.extraction.block_text import walk_text
-    from lmpipe.curation.extraction.element_names import has_frame
-    from lmpipe.curation.extraction.html_blocks import parse_page
-    from lmpipe.curation.extraction.trafilatura_core import core_text
-
     root = parse_page(html, utf8)
     doubts: list[str] = []
     is_for_core = len(html) <= _MAX_CORE_CHARACTERS and MARK not in html
@@ -143,8 +144,6 @@ def _is_to_be_asked(doubts: list[str], num_characters: int) -> bool:
 
 
 def _has_code(root: Any) -> bool:
-    from lmpipe.curation.extraction.html_blocks import CODE_TAGS, is_code_cell
-
     cells_and_code = root.iter("td", *CODE_TAGS)  # one pass: each is 0.05 ms a page
     return any(element.tag != "td" or is_code_cell(element) for element in cells_and_code)
 
@@ -156,10 +155,7 @@ def extract_text(extractor: Extractor, html: str, *, is_parted: bool = False) ->
         is_parted: let trafilatura glue no words at the edges of blocks.
     """
     if extractor == "resiliparse":
-        from resiliparse.extract.html2text import extract_plain_text
-
         return str(extract_plain_text(html, main_content=True, alt_texts=False))
-    import trafilatura
 
     page: Any = readable(html)
     if is_parted and MARK not in html and (tree := trafilatura.load_html(page)) is not None:

@@ -12,6 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Documents, Source
@@ -163,9 +167,6 @@ class _ParquetError(Exception):
 
 
 def _parquet_rows(path: Path, config: ImportDocumentsConfig) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         file = pq.ParquetFile(path)
         wanted = {config.text_field, config.id_field, config.url_field, config.date_field}
@@ -222,8 +223,6 @@ class _ZstdFile(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
-        import zstandard
-
         self._file = path.open("rb")
         self._begin = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._begin()
@@ -234,8 +233,6 @@ class _ZstdFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        import zstandard
-
         while not self._plain:
             packed = self._packed or self._file.read(_PACKED_BYTES)
             if not packed:
@@ -256,8 +253,6 @@ class _ZstdFile(io.RawIOBase):
 
     def _named(self, error: Exception) -> OSError:
         """Name a window that is too large, which the frame's first bytes tell."""
-        import zstandard
-
         try:
             window = zstandard.get_frame_parameters(self._head).window_size
         except zstandard.ZstdError:

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from lmpipe.runtime.processes import die_with_parent
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MAX_WALL_FACTOR = 20
 _MAX_CALLS = 1000  # then a fresh child: parsers leak about 1 MB a page on some inputs
@@ -121,8 +123,6 @@ class Sandbox:
         os.close(child_out)
 
     def _serve(self, source: int, target: int, parent: int) -> None:
-        from lmpipe.runtime.processes import die_with_parent
-
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         die_with_parent(parent)

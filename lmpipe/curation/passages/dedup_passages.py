@@ -29,7 +29,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lmpipe.artifacts.output import Output, ShardOutput, ShardRecord
 from lmpipe.artifacts.stage import stage
@@ -100,9 +102,6 @@ def key_shard(
     config: DedupPassagesConfig,
 ) -> None:
     """Write one shard's passages."""
-    import numpy as np
-    import pyarrow.compute as pc
-
     from lmpipe.curation.dedup.signatures import pack_ids
     from lmpipe.curation.passages.repeats import PASSAGE, write_passages
     from lmpipe.curation.passages.segments import passage_keys, split

@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from lmpipe.curation.quality.language import normalise_language
 from lmpipe.curation.quality.language_policy import said_as
 from lmpipe.curation.text.words import split_words
@@ -119,8 +121,6 @@ def main() -> None:
 
 def _texts(path: str) -> Iterator[str]:
     if path.endswith(".parquet"):
-        import pyarrow.parquet as pq
-
         for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
             yield from batch.column("text").to_pylist()
     else:

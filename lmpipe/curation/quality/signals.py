@@ -12,6 +12,8 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Documents, Model, Source
 from lmpipe.curation.quality.config import SignalsConfig
+from lmpipe.curation.quality.language import known_languages
+from lmpipe.curation.quality.language_policy import FILE, by_models_codes
 from lmpipe.documents.stage import StoredPart, map_documents
 from lmpipe.errors import InputError
 from lmpipe.runtime import Runtime
@@ -38,8 +40,6 @@ def signals(
     Raises:
         ConfigError: gate_by_language names a language that the model never says.
     """
-    from lmpipe.curation.quality.language import known_languages
-    from lmpipe.curation.quality.language_policy import FILE, by_models_codes
     from lmpipe.curation.quality.perplexity import models_by_language
 
     known = known_languages(_only_file(language_model))
@@ -95,7 +95,6 @@ def _score(
     perplexity_models: dict[str, Path],
 ) -> None:
     from lmpipe.curation.quality.block_lists import read_block_lists
-    from lmpipe.curation.quality.language import known_languages
     from lmpipe.curation.quality.scores import Scorer
 
     known = known_languages(language_model)

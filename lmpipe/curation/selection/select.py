@@ -9,12 +9,16 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Documents
 from lmpipe.curation.selection.config import SelectConfig
 from lmpipe.curation.selection.language_terms import in_models_terms
 from lmpipe.curation.selection.perplexity_buckets import COLUMN as BUCKET
+from lmpipe.documents.schema import DOCUMENT_SCHEMA
 from lmpipe.documents.stage import MappedDocuments, StoredPart, map_documents
 from lmpipe.runtime import Runtime
 
@@ -62,9 +66,6 @@ def select(
 
 def _select(part: StoredPart, *, config: SelectConfig, counted: "CountedThresholds") -> None:
     """Decide on one part; text is copied as it is."""
-    import numpy as np
-    import pyarrow as pa
-
     from lmpipe.curation.selection.near_threshold import Margins
     from lmpipe.curation.selection.perplexity_buckets import BucketCounts
     from lmpipe.curation.selection.thresholds import BAND, judge_all, ledger_rows
@@ -92,10 +93,6 @@ def _select(part: StoredPart, *, config: SelectConfig, counted: "CountedThreshol
 
 def _labelled(batch: Any, verdicts: "Verdicts") -> Any:
     """Return a batch with the columns that its thresholds made."""
-    import pyarrow as pa
-
-    from lmpipe.documents.schema import DOCUMENT_SCHEMA
-
     for name, values in verdicts.labels.items():
         field = DOCUMENT_SCHEMA.field(name)
         column = pa.array(values, from_pandas=True).cast(field.type)
