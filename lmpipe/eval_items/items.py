@@ -19,7 +19,7 @@ import gzip
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from lmpipe.documents.text_files import json_lines, parse_json
 from lmpipe.errors import InputError
@@ -59,7 +59,15 @@ class Files(Protocol):
     def open(self, name: str) -> IO[bytes]: ...
 
 
-Reader = Callable[[dict[str, Any]], tuple[str, str, tuple[tuple[str, str], ...]]]
+class Reading(NamedTuple):
+    """What one line asks and answers, and its texts by part."""
+
+    question: str
+    answer: str
+    contaminating: tuple[tuple[str, str], ...]
+
+
+Reader = Callable[[dict[str, Any]], Reading]
 
 
 def benchmark_files(source: Files) -> dict[str, str]:
@@ -132,44 +140,44 @@ def parse_item(benchmark: str, index: int, line: bytes | str, where: str) -> Eva
     for needed, reader in _SHAPES:
         if keys >= set(needed):
             try:
-                question, answer, parts = reader(row)
+                reading = reader(row)
             except (TypeError, IndexError, KeyError, ValueError) as error:
                 raise InputError(f"{where} does not read as {needed}: {error}") from error
-            return EvalItem(benchmark, index, row, question, answer, parts)
+            return EvalItem(benchmark, index, row, *reading)
     shapes = "; ".join(", ".join(needed) for needed, _ in _SHAPES)
     raise InputError(f"{where} has keys {sorted(keys)}; an item has one of: {shapes}")
 
 
-def _pair(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+def _pair(row: dict[str, Any]) -> Reading:
     good, bad = str(row["sentence_good"]), str(row["sentence_bad"])
-    return "", good, (("good", good), ("bad", bad))
+    return Reading("", good, (("good", good), ("bad", bad)))
 
 
-def _choice(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+def _choice(row: dict[str, Any]) -> Reading:
     question, answer = str(row["query"]), str(row["choices"][int(row["gold"])])
-    return question, answer, _asked(question, answer)
+    return Reading(question, answer, _asked(question, answer))
 
 
-def _context_choice(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+def _context_choice(row: dict[str, Any]) -> Reading:
     question, answer = str(row["context_options"][int(row["gold"])]), str(row["continuation"])
-    return question, answer, (("item", f"{question} {answer}"),)
+    return Reading(question, answer, (("item", f"{question} {answer}"),))
 
 
 def _free(question_key: str, answer_key: str) -> Reader:
-    def read(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    def read(row: dict[str, Any]) -> Reading:
         question, answer = str(row[question_key]), str(row[answer_key])
-        return question, answer, _asked(question, answer)
+        return Reading(question, answer, _asked(question, answer))
 
     return read
 
 
-def _continued(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+def _continued(row: dict[str, Any]) -> Reading:
     question, answer = str(row["context"]), str(row["continuation"])
-    return question, answer, (("item", f"{question} {answer.lstrip()}"),)
+    return Reading(question, answer, (("item", f"{question} {answer.lstrip()}"),))
 
 
-def _text(row: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, str], ...]]:
-    return "", str(row["text"]), (("text", str(row["text"])),)
+def _text(row: dict[str, Any]) -> Reading:
+    return Reading("", str(row["text"]), (("text", str(row["text"])),))
 
 
 def _asked(question: str, answer: str) -> tuple[tuple[str, str], ...]:

@@ -276,9 +276,18 @@ def _choose(pairs: Pairs, symbols: Symbols, state: I64, least: int) -> Int:
     return FIRST_PASS
 
 
+class Room(NamedTuple):
+    """How many entries the arrays need to have."""
+
+    pairs: Int
+    found: Int
+    occurrences: Int
+    symbol_bytes: Int
+
+
 @compiled
 def _need(pre_tokens: PreTokens, pairs: Pairs, found: Found, symbols: Symbols, state: I64) -> Any:
-    """Return the room that the next step may need: pairs, found, occurrences, bytes."""
+    """Return the room that the next step may need."""
     top = state[TOP]
     positions, num_bytes = np.int64(0), np.int64(0)
     if top < 0:
@@ -289,7 +298,7 @@ def _need(pre_tokens: PreTokens, pairs: Pairs, found: Found, symbols: Symbols, s
         for symbol in (pairs.left[top], pairs.right[top]):
             num_bytes += symbols.edges[symbol + 1] - symbols.edges[symbol]
         num_new = 2 * (np.int64(257) + state[NUM_DONE])  # one symbol's neighbours on two sides
-    return (
+    return Room(
         state[NUM_PAIRS] + min(positions, num_new),
         positions,
         state[NUM_OCCURRENCES] + positions,
@@ -318,10 +327,10 @@ def _learn(
             state[TOP] = top
         need = _need(pre_tokens, pairs, found, symbols, state)
         if (
-            need[0] > pairs.total.size
-            or need[1] > found.pair.size
-            or need[2] > found.occurrence.size
-            or need[3] > symbols.data.size
+            need.pairs > pairs.total.size
+            or need.found > found.pair.size
+            or need.occurrences > found.occurrence.size
+            or need.symbol_bytes > symbols.data.size
         ):
             return False
         top, new = state[TOP], 256 + state[NUM_DONE]
@@ -350,21 +359,19 @@ def _grow(
     pre_tokens: PreTokens, pairs: Pairs, found: Found, symbols: Symbols, state: I64
 ) -> tuple[Pairs, Found, Symbols]:
     """Return arrays with room for the next step, at least doubled where they are short."""
-    num_pairs, num_found, num_occurrences, num_bytes = _need(
-        pre_tokens, pairs, found, symbols, state
-    )
-    if num_pairs > pairs.total.size:
-        columns = [_grown(column, num_pairs) for column in pairs[1:]]
+    need = _need(pre_tokens, pairs, found, symbols, state)
+    if need.pairs > pairs.total.size:
+        columns = [_grown(column, need.pairs) for column in pairs[1:]]
         # a power of two, at most half full
         table = np.full(1 << (2 * columns[0].size - 1).bit_length(), -1, np.int32)
         _fill(table, columns[0], columns[1], int(state[NUM_PAIRS]))
         pairs = Pairs(table, *columns)
     found = Found(
-        _grown(found.pair, num_found),
-        _grown(found.pre_token, num_found),
-        _grown(found.occurrence, num_occurrences),
+        _grown(found.pair, need.found),
+        _grown(found.pre_token, need.found),
+        _grown(found.occurrence, need.occurrences),
     )
-    return pairs, found, Symbols(_grown(symbols.data, num_bytes), symbols.edges)
+    return pairs, found, Symbols(_grown(symbols.data, need.symbol_bytes), symbols.edges)
 
 
 def learn_merges(

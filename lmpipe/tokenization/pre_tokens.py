@@ -32,6 +32,8 @@ _GPT2, _CL100K, _O200K = FAMILIES["gpt2"], FAMILIES["cl100k"], FAMILIES["o200k"]
 _WHITE_SPACE = [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]
 _WHITE_SPACE += [0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 
+NUM_PRE_TOKENS, DOCUMENT, POSITION = range(3)  # places in a table's state
+
 
 class Table(NamedTuple):
     """Pre-tokens and their counts.
@@ -44,7 +46,7 @@ class Table(NamedTuple):
     words: U8  # the bytes of all pre-tokens
     ends: I64
     counts: I64
-    state: I64  # number of pre-tokens; then where a scan stands: document, position
+    state: I64  # at NUM_PRE_TOKENS, and where a scan stands: DOCUMENT, POSITION
 
 
 @cache
@@ -308,7 +310,7 @@ def _insert(table: Table, text: U8, start: int, stop: int, place: int, amount: i
     """Give a pre-token a number and its first count; False when the arrays must grow first."""
     low, high = pre_token_key(text, start, stop)
     size = stop - start
-    word = table.state[0]
+    word = table.state[NUM_PRE_TOKENS]
     used = table.ends[word]
     if word >= table.counts.size or used + size > table.words.size:
         return False
@@ -319,7 +321,7 @@ def _insert(table: Table, text: U8, start: int, stop: int, place: int, amount: i
         table.words[used + k] = text[start + k]
     table.ends[word + 1] = used + size
     table.counts[word] = amount
-    table.state[0] = word + 1
+    table.state[NUM_PRE_TOKENS] = word + 1
     return True
 
 
@@ -328,9 +330,9 @@ def _count_documents(table: Table, text: U8, edges: I64, rules: I64, kinds: U8) 
     """Count pre-tokens of all documents from where `state` says on; False when arrays are full."""
     family, digits, cap = rules[0], rules[1], rules[2]
     state = table.state
-    while state[1] < edges.size - 1:
-        stop = edges[state[1] + 1]
-        position = max(state[2], edges[state[1]])
+    while state[DOCUMENT] < edges.size - 1:
+        stop = edges[state[DOCUMENT] + 1]
+        position = max(state[POSITION], edges[state[DOCUMENT]])
         while position < stop:
             end = next_pre_token(text, position, stop, kinds, family, digits)
             while position < end:
@@ -345,18 +347,18 @@ def _count_documents(table: Table, text: U8, edges: I64, rules: I64, kinds: U8) 
                 if table.slots[place + 1] != 0:
                     table.counts[np.int64(table.slots[place + 2])] += ONE
                 elif not _insert(table, text, position, cut, place, ONE):
-                    state[2] = position
+                    state[POSITION] = position
                     return False
                 position = cut
-        state[1] += 1
+        state[DOCUMENT] += 1
     return True
 
 
 @compiled
 def _merge(table: Table, source: U8, source_ends: I64, source_counts: I64) -> bool:
     """Add counted pre-tokens from where `state` says; False when arrays are full."""
-    while table.state[1] < source_counts.size:
-        i = table.state[1]
+    while table.state[DOCUMENT] < source_counts.size:
+        i = table.state[DOCUMENT]
         start, stop = source_ends[i], source_ends[i + 1]
         low, high = pre_token_key(source, start, stop)
         place = find_pre_token(table, source, start, stop, low, high)
@@ -364,14 +366,14 @@ def _merge(table: Table, source: U8, source_ends: I64, source_counts: I64) -> bo
             table.counts[np.int64(table.slots[place + 2])] += source_counts[i]
         elif not _insert(table, source, start, stop, place, source_counts[i]):
             return False
-        table.state[1] += 1
+        table.state[DOCUMENT] += 1
     return True
 
 
 @compiled
 def _refill(table: Table) -> None:
     """Put every word into new slots."""
-    for word in range(table.state[0]):
+    for word in range(table.state[NUM_PRE_TOKENS]):
         start, stop = table.ends[word], table.ends[word + 1]
         low, high = pre_token_key(table.words, start, stop)
         place = find_pre_token(table, table.words, start, stop, low, high)
@@ -404,7 +406,7 @@ class PreTokenCounts:
         )
 
     def __len__(self) -> int:
-        return int(self._table.state[0])
+        return int(self._table.state[NUM_PRE_TOKENS])
 
     @property
     def counts(self) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ one bucket whole, so memory is also bounded by the largest cluster.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,45 @@ VERDICT = np.dtype(
     [("number", "<i8"), ("keeper", "<i8"), ("similarity", "<f8"), ("containment", "<f8"),
      ("keeper_containment", "<f8"), ("novel_words", "<i8")]
 )  # fmt: skip
+
+
+class _Shingles(NamedTuple):
+    """N-grams of a bucket's documents; document i has hashes[offsets[i]:offsets[i + 1]].
+
+    Its n-grams in ascending order and without repeats are distinct[offsets[i]:ends[i]].
+    """
+
+    numbers: NDArray[np.int64]  # of the documents, ascending
+    hashes: NDArray[np.uint64]
+    offsets: NDArray[np.int64]
+    distinct: NDArray[np.uint64]
+    ends: NDArray[np.int64]
+
+
+class _Clusters(NamedTuple):
+    """Members cluster after cluster; cluster i has those from bounds[i] on."""
+
+    bounds: NDArray[np.int64]
+    always: NDArray[np.bool]  # of clusters whose first member takes all others
+    fixed: NDArray[np.bool]  # of members that stay in any case
+    places: NDArray[np.int64]  # of members, among the bucket's documents
+
+
+class _Rules(NamedTuple):
+    min_similarity: float
+    min_containment: float
+    max_keepers: int
+    ngram: int
+
+
+class _Scores(NamedTuple):
+    """What became of each member: the one that stays in its place, and how the two compare."""
+
+    keeper: NDArray[np.int64]  # itself, of one that stays
+    similarity: NDArray[np.float64]
+    containment: NDArray[np.float64]
+    keeper_containment: NDArray[np.float64]
+    novel_words: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -76,7 +115,7 @@ def verify(
         data = [np.array([len(mine)], np.int64), *data, fixed]
         packed = b"".join(d.astype("<i8").tobytes() for d in data)
         sizes[key] = out.temporary(f"groups/{key}", packed)
-    work = partial(verify_bucket, config=config, store=out.store, groups=sizes, shingles=shingles)
+    work = partial(verify_bucket, config=config, store=out.store, groups=sizes, indices=shingles)
     for record in run_shards(out, list(sizes), work, runtime):
         (file,) = record.files
         del out.files[file.name]
@@ -187,40 +226,40 @@ def verify_bucket(
     config: "DedupConfig",
     store: Store,
     groups: dict[str, str],
-    shingles: list[tuple[str, list[list[int]]]],
+    indices: list[tuple[str, list[list[int]]]],
 ) -> None:
     """Decide the clusters of one bucket."""
     data = np.frombuffer(store.read(groups[key]) or b"", "<i8")
     count = int(data[0])
     lengths, always = data[1 : 1 + count], data[1 + count : 1 + 2 * count] == 1
     members, fixed = np.split(data[1 + 2 * count :], 2)
-    numbers, hashes, offsets = _read_shingles(store, shingles, int(key.split("-")[1]))
-    places = np.searchsorted(numbers, members)
-    distinct, ends = np.empty_like(hashes), np.empty_like(offsets)
-    _distinct(hashes, offsets, distinct, ends)
+    shingles = _read_shingles(store, indices, int(key.split("-")[1]))
+    _distinct(shingles)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int64)
-    keepers = np.arange(len(members), dtype=np.int64)
-    scores = np.ones((len(members), 3), np.float64)
-    novel = np.zeros(len(members), np.int64)
-    limits = np.array([config.min_similarity, config.min_containment], np.float64)
-    _judge(
-        bounds, always, fixed == 1, places, hashes, distinct, offsets, ends, limits,
-        np.array([config.max_keepers, config.ngram], np.int64), keepers, scores, novel,
-    )  # fmt: skip
+    places = np.searchsorted(shingles.numbers, members)
+    rules = _Rules(config.min_similarity, config.min_containment, config.max_keepers, config.ngram)
+    found = _Scores(
+        keeper=np.arange(len(members), dtype=np.int64),
+        similarity=np.ones(len(members)),
+        containment=np.ones(len(members)),
+        keeper_containment=np.ones(len(members)),
+        novel_words=np.zeros(len(members), np.int64),
+    )
+    _judge(_Clusters(bounds, always, fixed == 1, places), shingles, rules, found)
     rows = np.empty(len(members), VERDICT)
-    rows["number"], rows["keeper"], rows["novel_words"] = members, members[keepers], novel
-    rows["similarity"], rows["containment"] = scores[:, 0], scores[:, 1]
-    rows["keeper_containment"] = scores[:, 2]
+    rows["number"], rows["keeper"] = members, members[found.keeper]
+    rows["similarity"], rows["containment"] = found.similarity, found.containment
+    rows["keeper_containment"], rows["novel_words"] = found.keeper_containment, found.novel_words
     shard.write_bytes(f"verdicts/{key}", rows.tobytes())
 
 
 def _read_shingles(
-    store: Store, shingles: list[tuple[str, list[list[int]]]], bucket: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return a bucket's documents in order, their n-grams one after another, and the bounds."""
+    store: Store, indices: list[tuple[str, list[list[int]]]], bucket: int
+) -> _Shingles:
+    """Read a bucket's n-grams, documents in order; `distinct` and `ends` are still empty."""
     numbers, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     hashes = [np.empty(0, np.uint64)]
-    for path, index in shingles:
+    for path, index in indices:
         for _, at, size, count in (entry for entry in index if entry[0] == bucket):
             with store.open(path) as file:
                 file.seek(at)
@@ -232,17 +271,15 @@ def _read_shingles(
     joined = np.concatenate(numbers)
     assert (np.diff(joined) > 0).all(), "shards come in order, and rows within them"
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))])
-    return joined, np.concatenate(hashes).astype(np.uint64), offsets.astype(np.int64)
+    every = np.concatenate(hashes).astype(np.uint64)
+    offsets = offsets.astype(np.int64)
+    return _Shingles(joined, every, offsets, np.empty_like(every), np.empty_like(offsets))
 
 
 @compiled
-def _distinct(
-    hashes: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    distinct: NDArray[np.uint64],
-    ends: NDArray[np.int64],
-) -> None:
-    """Sort each document's n-grams without repeats into the same place; `ends` says how many."""
+def _distinct(shingles: _Shingles) -> None:
+    """Sort each document's n-grams without repeats into the same place of `distinct`."""
+    _numbers, hashes, offsets, distinct, ends = shingles
     for document in range(len(offsets) - 1):
         first, last = offsets[document], offsets[document + 1]
         ordered = np.sort(hashes[first:last])
@@ -287,22 +324,11 @@ def _novel_words(
 
 
 @compiled
-def _judge(
-    bounds: NDArray[np.int64],
-    always: NDArray[np.bool],
-    fixed: NDArray[np.bool],
-    places: NDArray[np.int64],
-    hashes: NDArray[np.uint64],
-    distinct: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    limits: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    keepers: NDArray[np.int64],
-    scores: NDArray[np.float64],
-    novel: NDArray[np.int64],
-) -> None:
-    staying = np.empty(sizes[0], np.int64)
+def _judge(clusters: _Clusters, shingles: _Shingles, rules: _Rules, found: _Scores) -> None:
+    """Decide member by member who stays, and with whom each other is compared best."""
+    bounds, always, fixed, places = clusters
+    _numbers, hashes, offsets, distinct, ends = shingles
+    staying = np.empty(rules.max_keepers, np.int64)
     for cluster in range(len(bounds) - 1):
         num_staying = 0
         for member in range(bounds[cluster], bounds[cluster + 1]):
@@ -314,25 +340,28 @@ def _judge(
                     b, b_end = offsets[places[other]], ends[places[other]]
                     mine, theirs = a_end - a, b_end - b
                     least, most = min(mine, theirs), max(mine, theirs)
-                    reach = least >= limits[0] * most or least >= limits[1] * mine
+                    reach = least >= rules.min_similarity * most
+                    reach = reach or least >= rules.min_containment * mine
                     if not (reach or always[cluster]):
                         continue
                     shared = _shared(distinct, a, a_end, b, b_end)
                     similarity = shared / max(1, mine + theirs - shared)
                     containment = shared / max(1, mine)
-                    passes = similarity >= limits[0] or containment >= limits[1]
+                    passes = similarity >= rules.min_similarity
+                    passes = passes or containment >= rules.min_containment
                     if not (passes or always[cluster]):
                         continue
-                    if best < 0 or similarity > scores[member, 0]:
+                    if best < 0 or similarity > found.similarity[member]:
                         best = other
-                        scores[member, 0] = similarity
-                        scores[member, 1] = containment
-                        scores[member, 2] = shared / max(1, theirs)
+                        found.similarity[member] = similarity
+                        found.containment[member] = containment
+                        found.keeper_containment[member] = shared / max(1, theirs)
             if best >= 0:
-                keepers[member] = best
+                found.keeper[member] = best
                 kept = distinct[offsets[places[best]] : ends[places[best]]]
                 first, last = offsets[places[member]], offsets[places[member] + 1]
-                novel[member] = _novel_words(hashes, first, last, kept, sizes[1])
+                novel = _novel_words(hashes, first, last, kept, rules.ngram)
+                found.novel_words[member] = novel
             elif num_staying < len(staying):
                 staying[num_staying] = member
                 num_staying += 1

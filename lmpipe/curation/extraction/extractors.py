@@ -13,7 +13,7 @@ came before.
 
 import unicodedata
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import trafilatura
 from datatrove.data import Document
@@ -93,7 +93,15 @@ def _take(document: Document, plain: bytes) -> None:
         document.metadata["removed"] = "no_text"
 
 
-def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, str]:
+class ExtractedPage(NamedTuple):
+    """A page's main text, the charset of its bytes, and the extractor that gave the text."""
+
+    text: str
+    charset: str
+    extracted_by: str
+
+
+def extract_page(page: tuple[Extractor, bytes, str | None]) -> ExtractedPage:
     """Return a page's main text, its charset and which extractor gave it; runs in the sandbox."""
     extractor, body, header_charset = page
     charset = page_charset(body, header_charset)
@@ -105,7 +113,7 @@ def extract_page(page: tuple[Extractor, bytes, str | None]) -> tuple[str, str, s
         text, extracted_by = cascade(html, body if is_encoded else None)
     else:
         text, extracted_by = extract_text(extractor, html), extractor
-    return clean_text(text), charset, extracted_by
+    return ExtractedPage(clean_text(text), charset, extracted_by)
 
 
 def cascade(html: str, utf8: bytes | None = None) -> tuple[str, str]:

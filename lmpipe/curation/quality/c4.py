@@ -11,7 +11,7 @@ Source: Raffel et al. 2020, section 2.2.
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -30,7 +30,16 @@ POLICY_PHRASES = (
     "use of cookies",
     "use cookies",
 )
-Facts = tuple[int, bool, bool]  # sentences, lorem ipsum, curly bracket
+
+
+class Facts(NamedTuple):
+    """What C4's rules ask of a text besides its lines."""
+
+    num_sentences: int
+    has_lorem_ipsum: bool
+    has_curly_bracket: bool
+
+
 _PHRASES = ("javascript", "lorem ipsum", *POLICY_PHRASES)
 _DOT, _QUOTE, _APOSTROPHE, _CURLY, _CR, _LF = 0x2E, 0x22, 0x27, 0x7B, 0x0D, 0x0A
 _STOP, _MARK, _CLOSER, _WIDE = 1, 2, 4, 8  # . ? ! ' " ends a line; ends a sentence; may follow it
@@ -63,7 +72,7 @@ def line_facts(
     if sentences is not None or CITATION.search(text) or _has_phrase(text.lower()):
         return _slow_facts(text, sentences or count_sentences)
     count, curly = _fast_facts(codes, classes, _CLASSES)
-    return count, False, curly
+    return Facts(count, False, curly)
 
 
 def _has_phrase(lowered: str) -> bool:
@@ -92,7 +101,7 @@ def _slow_facts(text: str, sentences: Callable[[str], int]) -> Facts:
         if any(phrase in lowered for phrase in POLICY_PHRASES):
             continue
         count += sentences(line)
-    return count, has_lorem, has_curly
+    return Facts(count, has_lorem, has_curly)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

@@ -115,9 +115,9 @@ def _signals_of(counts: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
 
 def _c4_signals(rows: list[Facts]) -> dict[str, NDArray[Any]]:
     return {
-        "num_sentences": np.array([row[0] for row in rows], dtype=np.int32),
-        "has_lorem_ipsum": np.array([row[1] for row in rows], dtype=np.bool_),
-        "has_curly_bracket": np.array([row[2] for row in rows], dtype=np.bool_),
+        "num_sentences": np.array([row.num_sentences for row in rows], dtype=np.int32),
+        "has_lorem_ipsum": np.array([row.has_lorem_ipsum for row in rows], dtype=np.bool_),
+        "has_curly_bracket": np.array([row.has_curly_bracket for row in rows], dtype=np.bool_),
     }
 
 

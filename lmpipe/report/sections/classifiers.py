@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmpipe.artifacts.types import Artifact
 from lmpipe.report.blocks import Cell, Charts, Section, Table
@@ -41,6 +42,12 @@ def section(run: Run) -> Section:
     return made
 
 
+class _Figures(NamedTuple):
+    precision: float | None
+    recall: float | None
+    num_chosen: int
+
+
 @dataclass(frozen=True)
 class _Classifier:
     artifact: Artifact
@@ -50,12 +57,12 @@ class _Classifier:
     threshold: float | None
     pairs: Pairs  # score and truth of the held-out examples
 
-    def at(self, threshold: float) -> tuple[float | None, float | None, int]:
-        """Precision and recall of "score >= threshold", and how many are chosen."""
+    def at(self, threshold: float) -> _Figures:
+        """Figures of "score >= threshold"."""
         chosen = [truth for score, truth in self.pairs if score >= threshold]
         positives = sum(truth for _, truth in self.pairs)
         hits = sum(chosen)
-        return (
+        return _Figures(
             hits / len(chosen) if chosen else None,
             hits / positives if positives else None,
             len(chosen),
@@ -107,7 +114,7 @@ def _taken(found: Sequence[_Classifier]) -> Table:
     rows: list[list[Cell | str]] = []
     for classifier in found:
         at = classifier.threshold
-        precision, recall, _ = classifier.at(at) if at is not None else (None, None, 0)
+        precision, recall, _ = classifier.at(at) if at is not None else _Figures(None, None, 0)
         threshold = "–" if at is None else number(at)
         bound = classifier.bound or "none"
         name = classifier.column or "–"

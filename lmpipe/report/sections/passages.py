@@ -30,16 +30,16 @@ def section(run: Run) -> Section:
 
 def _figures(artifact: Artifact) -> Tiles:
     metrics = artifact.metrics
-    parts = [metrics[f"{name}_characters"] for name in ("kept", "cut", "dropped")]
-    whole = max(1, sum(parts))
+    kept, cut, dropped = (metrics[f"{name}_characters"] for name in ("kept", "cut", "dropped"))
+    whole = max(1, kept + cut + dropped)
     return Tiles(
         [
-            Tile("Characters cut", percent(parts[1] / whole), f"{count(parts[1])} of them"),
+            Tile("Characters cut", percent(cut / whole), f"{count(cut)} of them"),
             Tile("Documents cut", count(metrics["cut"]), f"of {count(metrics['input'])}"),
             Tile(
                 "Documents removed",
                 count(metrics["input"] - metrics["kept"]),
-                f"too little left; {percent(parts[2] / whole)} of the text went with them",
+                f"too little left; {percent(dropped / whole)} of the text went with them",
             ),
             Tile("Passages", count(metrics["passages"]), f"{count(metrics['repeats'])} repeats"),
             Tile("Keepers lost", count(metrics["lost_keepers"]), "cuts whose text is nowhere left"),
