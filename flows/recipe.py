@@ -14,7 +14,7 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flows.recipe_errors import explain, unknown
+from flows.recipe_errors import causes, explain, unknown
 from flows.store_root import default_root
 from lmpipe.alignment.dpo import DpoConfig
 from lmpipe.alignment.grpo import GrpoConfig
@@ -375,7 +375,7 @@ def check_recipe(raw: dict[str, Any], origin: str) -> PipelineConfig:
     try:
         recipe = PipelineConfig.model_validate(raw)
     except ValidationError as error:
-        lines = [explain(dict(detail), PipelineConfig) for detail in error.errors()]
+        lines = [explain(dict(detail), PipelineConfig) for detail in causes(error)]
         raise ConfigError(f"{origin} is not a valid recipe:\n" + "\n".join(lines)) from error
     for stage, update in recipe.stage_runtime.items():
         if stage not in PipelineConfig.model_fields:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from lmpipe.runtime.redaction import Redactor
 
@@ -48,6 +48,21 @@ MOVED = {
     "pretrain.max_skipped_in_a_row": "runtime.stop_skipped_in_a_row",
     **{f"{stage}.{old}": f"{stage}.{new}" for stage in TRAINED for old, new in RENAMED.items()},
 }
+
+
+def causes(error: ValidationError) -> list[Any]:
+    """Return the faults less those that a fault within them makes.
+
+    A list whose only item is bad is empty to pydantic, and said to be too short as well.
+    """
+    details = error.errors()
+    places = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(p != detail["loc"] and p[: len(detail["loc"])] == detail["loc"] for p in places)
+    ]
 
 
 def explain(detail: dict[str, Any], root: type[BaseModel]) -> str:

@@ -204,6 +204,15 @@ def test_a_section_given_in_part_keeps_the_rest_of_its_own_stage() -> None:
     assert recipe.grpo.schedule.name == "constant" and recipe.grpo.schedule.warmup_steps == 7
 
 
+def test_a_list_whose_only_item_is_bad_is_not_said_to_be_too_short():
+    with pytest.raises(ConfigError) as bad_item:
+        load_recipe("demo", ["pretrain.mixture={stages: [{main: 0.7}]}"])
+    assert "stages.0.fraction" in str(bad_item.value)
+    assert "at least 1 item" not in str(bad_item.value)
+    with pytest.raises(ConfigError, match="at least 1 item"):
+        load_recipe("demo", ["pretrain.mixture={stages: []}"])
+
+
 def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'demo'"):
         load_recipe("dmeo")
