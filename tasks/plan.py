@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from lmpipe.artifacts.lookup import identify, nearest, read_manifest
 from lmpipe.artifacts.stage import A, Inputs, Role, given_roles
 from lmpipe.artifacts.tombstone import when_collected
-from lmpipe.artifacts.types import Artifact, open_artifact
+from lmpipe.artifacts.types import Artifact, Source, open_artifact
 from lmpipe.errors import ConfigError, InputError
 from lmpipe.runtime.preflight import check_machine
 from tasks.conductor import Call, Settings, conducted_by
@@ -82,9 +82,13 @@ class Planner:
         return cast(A, result)
 
     def _unreadable(self, call: Call[Any], bound: Inputs, result: Artifact | Planned) -> str:
-        """Say why a step that is to be built could not read a source, or nothing."""
+        """Say why a step that is to be built could not read a source, or nothing.
+
+        A role for any artifact, as the report's, reads what is known of a source and not its files.
+        """
         is_built = isinstance(result, Planned) and result.step.status in ("RUN", "PENDING")
-        absent = [self._absent[i.id] for i in flat(bound) if getattr(i, "id", "") in self._absent]
+        reads = {r.name: bound.get(r.name) for r in call.stage.roles if issubclass(r.type, Source)}
+        absent = [self._absent[i.id] for i in flat(reads) if getattr(i, "id", "") in self._absent]
         if call.absent:
             absent.append(f"{call.name}: {call.absent}")
         if not is_built or not absent:

@@ -56,6 +56,8 @@ def test_what_needs_none_of_an_unmounted_crawls_bytes_is_planned_and_run(
         assert "as run before, its files were not looked at" in steps["source[crawl]"].reason
         assert "matches no file" in steps["source[crawl]"].reason
         assert steps["extract"].status == "HIT" and steps["select"].status == "PENDING"
+        whole = {step.name: step.status for step in plan_run("pipeline", same_paths, Selection())}
+        assert whole["report"] == "PENDING"  # it reads what is known of the crawl, not its files
     found = run(recipe)
     assert found["source[crawl]"] == found["extract"] == "HIT"
     for selection in (Selection(force=("extract",)), Selection(force=("source[crawl]",))):
