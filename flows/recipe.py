@@ -16,9 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from flows.recipe_errors import causes, explain, unknown
 from flows.store_root import default_root
-from lmpipe.alignment.dpo import DpoConfig
-from lmpipe.alignment.grpo import GrpoConfig
-from lmpipe.alignment.sft import SftConfig
+from lmpipe.alignment.config import DpoConfig, GrpoConfig, SftConfig
 from lmpipe.artifacts.source import PathOrUrl, SourceSpec
 from lmpipe.artifacts.store import Store
 from lmpipe.curation.decontamination.config import DecontaminateConfig
@@ -37,11 +35,11 @@ from lmpipe.errors import ConfigError, did_you_mean
 from lmpipe.evaluation.config import EvaluateConfig
 from lmpipe.report.config import ReportConfig
 from lmpipe.runtime import Runtime
-from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.scaling.config import ScaleConfig
 from lmpipe.token_data.shards import ShardsConfig
 from lmpipe.tokenization.config import TokenizerConfig, VocabularyConfig
+from lmpipe.training.config import PretrainConfig
 from lmpipe.training.mixing import MAIN
-from lmpipe.training.pretrain import PretrainConfig
 from tasks.conductor import Settings
 
 RECIPES = Path(__file__).parent / "recipes"

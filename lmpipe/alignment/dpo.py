@@ -13,38 +13,29 @@ against that, as Llama 3 does (Dubey et al. 2024, section 4.1.4, weight 0.2).
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
-from lmpipe.alignment.config import AlignmentConfig
+from lmpipe.alignment.config import DpoConfig
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import check_ranks
 
-
-class DpoConfig(AlignmentConfig):
-    """How many rollouts are sampled, how they are paired, and how hard pairs pull."""
-
-    num_prompts: int = Field(512, ge=1, le=10_000_000, description="Problems that are sampled.")
-    rollouts_per_prompt: int = Field(4, ge=2, le=1024, description="Completions per problem.")
-    max_pairs_per_prompt: int = Field(2, ge=1, le=1024, description="Pairs from one problem.")
-    pairs_per_step: int = Field(32, ge=1, le=1_000_000, description="Pairs per optimizer step.")
-    beta: float = Field(
-        0.1, gt=0, le=100, description="Strength of the pull back to the frozen policy."
-    )
-    likelihood_weight: float = Field(
-        0.2,
-        ge=0,
-        le=100,
-        description="Weight of -log p per token of the chosen completion; 0 is DPO as published.",
-    )
-    num_steps: int = Field(40, ge=1, le=10_000_000, description="Optimizer steps.")
+if TYPE_CHECKING:
+    from lmpipe.training.rank import RankContext
 
 
 def check_start(config: DpoConfig, given: frozenset[str], runtime: Runtime | None) -> None:
     """Refuse ranks that cannot be had, or have no equal shares."""
     check_ranks(runtime, **{"dpo.pairs_per_step": config.pairs_per_step})
+
+
+def dpo_in_rank(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
+    """Do a rank's part; what it needs is imported there, torch among it."""
+    from lmpipe.alignment.dpo_rank import main
+
+    return main(job, context)
 
 
 @stage(version=2, kind="statistical", check=check_start)
@@ -54,4 +45,4 @@ def dpo(
     """Train on pairs of the policy's own rollouts with the DPO loss."""
     from lmpipe.alignment.launch import run_alignment
 
-    return run_alignment("lmpipe.alignment.dpo_rank:main", config, policy, out, runtime, {})
+    return run_alignment(dpo_in_rank, config, policy, out, runtime, {})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmpipe.alignment.dpo import DpoConfig
+from lmpipe.alignment.config import DpoConfig
 from lmpipe.alignment.logprobs import Logits, pad_rows, token_logprobs
 from lmpipe.alignment.order import RowOrder
 from lmpipe.alignment.pairs import Pair, make_pairs

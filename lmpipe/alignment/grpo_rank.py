@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmpipe.alignment.grpo import GrpoConfig
+from lmpipe.alignment.config import GrpoConfig
 from lmpipe.alignment.logprobs import Logits, Padded, pad_rows, token_logprobs
 from lmpipe.alignment.policy_gradient import (
     clipped_policy_loss,

@@ -9,14 +9,14 @@ from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.types import Checkpoint
 from lmpipe.eval_items.contamination_record import FILE, ContaminationRecord, record_in
 from lmpipe.runtime import Runtime
-from lmpipe.training.launch import run_ranks
+from lmpipe.training.launch import Entry, run_ranks
 
 # Sampling needs whole weights on every rank, which ZeRO-3 shards away.
 LARGEST_ZERO_STAGE = 2
 
 
 def run_alignment(
-    entry: str,
+    entry: Entry,
     config: AlignmentConfig,
     policy: Checkpoint,
     out: Output[Checkpoint],

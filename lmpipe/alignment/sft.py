@@ -7,18 +7,15 @@ from a pinned JSONL source, or from both.
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
-from lmpipe.alignment.config import AlignmentConfig, AlignmentOptimizer
-from lmpipe.alignment.packing import Overflow
+from lmpipe.alignment.config import SftConfig
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Source
 from lmpipe.errors import ConfigError
 from lmpipe.eval_items.contamination_record import (
-    ACCEPT_DESCRIPTION,
     FILE,
-    LIMIT_DESCRIPTION,
     ContaminationRecord,
     check,
     merge,
@@ -27,31 +24,9 @@ from lmpipe.eval_items.contamination_record import (
 )
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import check_ranks
-from lmpipe.training.optimizer import LearningRate
 
-
-class SftOptimizer(AlignmentOptimizer):
-    """AdamW at a rate that teaches a format in tens of steps."""
-
-    learning_rate: LearningRate = 1e-3
-
-
-class SftConfig(AlignmentConfig):
-    """What is taught, how rows are packed, and how long."""
-
-    num_examples: int = Field(
-        8192, ge=0, le=100_000_000, description="Conversations made from the task; 0 for none."
-    )
-    sequence_length: int = Field(
-        0, ge=0, le=1_048_576, description="Tokens of a packed row; 0 takes the model's longest."
-    )
-    rows_per_step: int = Field(16, ge=1, le=1_000_000, description="Packed rows per step.")
-    overflow: Overflow = Field(
-        "error", description="What happens to a conversation longer than a row."
-    )
-    optimizer: SftOptimizer = Field(SftOptimizer(), description="AdamW's settings.")
-    max_contaminated_fraction: float = Field(0.0, ge=0, le=1, description=LIMIT_DESCRIPTION)
-    accept_contamination: tuple[str, ...] = Field((), description=ACCEPT_DESCRIPTION)
+if TYPE_CHECKING:
+    from lmpipe.training.rank import RankContext
 
 
 def contamination_gate(
@@ -74,6 +49,13 @@ def check_start(config: SftConfig, given: frozenset[str], runtime: Runtime | Non
             "sft.num_examples to at least 1, or give the stage a source of conversations"
         )
     check_ranks(runtime, **{"sft.rows_per_step": config.rows_per_step})
+
+
+def sft_in_rank(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
+    """Do a rank's part; what it needs is imported there, torch among it."""
+    from lmpipe.alignment.sft_rank import main
+
+    return main(job, context)
 
 
 @stage(version=2, kind="statistical", gate=contamination_gate, check=check_start)
@@ -101,5 +83,4 @@ def sft(
     names = [name for name in given if name.rsplit("/", 1)[-1] != FILE]
     paths = [conversations.local(name) for name in names] if conversations else []
     job = {"conversations": [str(path) for path in paths]}
-    entry = "lmpipe.alignment.sft_rank:main"
-    return run_alignment(entry, config, base, out, runtime, job, contamination)
+    return run_alignment(sft_in_rank, config, base, out, runtime, job, contamination)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from lmpipe.alignment.chat import Rendered, exchange, read_conversations
+from lmpipe.alignment.config import SftConfig
 from lmpipe.alignment.logprobs import token_logprobs
 from lmpipe.alignment.order import RowOrder
 from lmpipe.alignment.packing import PackedRows, pack
 from lmpipe.alignment.policy_run import PolicyRun
-from lmpipe.alignment.sft import SftConfig
 from lmpipe.alignment.task import problems
 from lmpipe.errors import ConfigError
 from lmpipe.training.engine import StepResult

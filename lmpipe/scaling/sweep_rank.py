@@ -17,7 +17,7 @@ from lmpipe.model.config import ModelConfig
 from lmpipe.model.decoder import Decoder
 from lmpipe.model.initialisation import learning_rate_scale
 from lmpipe.runtime.micro_batch import micro_batch_size
-from lmpipe.scaling.scale import ScaleConfig
+from lmpipe.scaling.config import ScaleConfig
 from lmpipe.token_data.block_cache import BlockCache
 from lmpipe.token_data.dataset import TokenReader
 from lmpipe.token_data.order import SequenceOrder

@@ -20,10 +20,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from lmpipe.artifacts.output import Output
 from lmpipe.errors import ConfigError, InputError, TrainingError
@@ -31,6 +31,11 @@ from lmpipe.runtime import Runtime
 from lmpipe.runtime.devices import gpu_names, num_gpus, resolve_device
 from lmpipe.runtime.preflight import check_device
 from lmpipe.runtime.processes import describe_exit, end_trees
+
+if TYPE_CHECKING:
+    from lmpipe.training.rank import RankContext
+
+Entry = Callable[[dict[str, Any], "RankContext"], Any]
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -57,7 +62,7 @@ class _Outcome:
     errors: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtime) -> Any:
+def run_ranks(entry: Entry, job: dict[str, Any], out: Output[Any], runtime: Runtime) -> Any:
     """Run `entry(job, context)` in every rank and wait for all of them.
 
     Rank 0's events go to `out`, in the caller's thread. Output of the ranks goes to this process's
@@ -65,7 +70,8 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
     when it ends, so do the ranks.
 
     Args:
-        entry: "module:function"; the function takes (job, RankContext) and imports torch itself.
+        entry: a function of a module, which the ranks import; it imports torch inside, so that
+            the stage's own process goes without.
         job: anything JSON can hold; the same for all ranks.
 
     Returns:
@@ -85,7 +91,12 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
     ranks: list[_Rank] = []
     with tempfile.TemporaryDirectory(prefix="lmpipe-job-", dir=runtime.scratch_folder()) as folder:
         job_path = Path(folder) / "job.json"
-        request = {"entry": entry, "job": job, "runtime": runtime.model_dump(), "device": device}
+        request = {
+            "entry": reference(entry),
+            "job": job,
+            "runtime": runtime.model_dump(),
+            "device": device,
+        }
         job_path.write_text(json.dumps(request, allow_nan=False))
         try:
             with _sigterm_as_exception():
@@ -104,6 +115,13 @@ def run_ranks(entry: str, job: dict[str, Any], out: Output[Any], runtime: Runtim
             raise TrainingError("the job was ended by SIGTERM") from None
         finally:
             _end(ranks)
+
+
+def reference(entry: Entry) -> str:
+    """Return `module:function`, from which a rank imports its entry."""
+    name = f"{entry.__module__}:{entry.__qualname__}"
+    assert entry.__module__ != "__main__" and "<" not in name, f"no rank can import {name}"
+    return name
 
 
 def check_ranks(runtime: Runtime | None, **counts: int) -> None:

@@ -16,11 +16,11 @@ from lmpipe.model import cost
 from lmpipe.model.accelerators import accelerator_of
 from lmpipe.model.config import ModelConfig
 from lmpipe.model.initialisation import learning_rate_scale
+from lmpipe.training.config import PretrainConfig
 from lmpipe.training.data import IGNORED, GlobalBatches, MicroBatch, Order, Sequences, cut
 from lmpipe.training.engine import TrainingEngine
 from lmpipe.training.loss_watch import LossWatch
 from lmpipe.training.optimizer import LearningRateScale
-from lmpipe.training.pretrain import PretrainConfig
 from lmpipe.training.rank import RankContext
 
 

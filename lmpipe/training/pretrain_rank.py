@@ -8,6 +8,7 @@ from lmpipe.model import cost
 from lmpipe.model.huggingface import save_weights
 from lmpipe.token_data.block_cache import BlockCache
 from lmpipe.token_data.dataset import TokenReader
+from lmpipe.training.config import PretrainConfig
 from lmpipe.training.data import GlobalBatches, Order
 from lmpipe.training.engine import join_ranks
 from lmpipe.training.loop import (
@@ -22,7 +23,6 @@ from lmpipe.training.loop import (
     write_state,
 )
 from lmpipe.training.mixing import MixedSequences, open_reference
-from lmpipe.training.pretrain import PretrainConfig
 from lmpipe.training.rank import RankContext
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lmpipe.alignment import grpo_rank
-from lmpipe.alignment.grpo import GrpoConfig
+from lmpipe.alignment.config import GrpoConfig
 from lmpipe.alignment.policy_run import PolicyRun
 from lmpipe.alignment.rollouts import Rollout
 from lmpipe.training.rank import RankContext

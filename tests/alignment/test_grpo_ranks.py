@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, question
-from lmpipe.alignment.grpo import GrpoConfig, GrpoOptimizer
+from lmpipe.alignment.config import GrpoConfig, GrpoOptimizer
 from lmpipe.alignment.grpo_rank import FIGURES, MicroBatch, micro_batch_loss
 from lmpipe.alignment.logprobs import pad_rows, token_logprobs
 from lmpipe.alignment.rollouts import Rollout
@@ -14,6 +14,7 @@ from lmpipe.artifacts.build import build
 from lmpipe.artifacts.store import Store
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
+from tests.alignment.ranks import grpo_step_on_given_rollouts
 from tests.alignment.stages import RandomBaseConfig, random_base
 from tests.alignment.toy import ToyModel, toy_tokenizer
 
@@ -74,8 +75,7 @@ def test_two_ranks_take_the_step_of_one_rank_whatever_the_micro_batch(
         runtime = Runtime(
             device="cpu", ranks=ranks, threads_per_rank=1, micro_batch_size=micro_batch_size
         )
-        entry = "tests.alignment.ranks:grpo_step_on_given_rollouts"
-        return dict(run_ranks(entry, job, Quiet(), runtime))  # type: ignore[arg-type]
+        return dict(run_ranks(grpo_step_on_given_rollouts, job, Quiet(), runtime))  # type: ignore[arg-type]
 
     one, two = step(1, 8), step(2, 1)
     assert (one["micro_batches"], two["micro_batches"]) == (1, 4)

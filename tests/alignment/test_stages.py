@@ -5,10 +5,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lmpipe.alignment.config import AlignmentOptimizer
-from lmpipe.alignment.dpo import DpoConfig, dpo
-from lmpipe.alignment.grpo import GrpoConfig, GrpoOptimizer, grpo
-from lmpipe.alignment.sft import SftConfig, SftOptimizer, sft
+from lmpipe.alignment.config import (
+    AlignmentOptimizer,
+    DpoConfig,
+    GrpoConfig,
+    GrpoOptimizer,
+    SftConfig,
+    SftOptimizer,
+)
+from lmpipe.alignment.dpo import dpo
+from lmpipe.alignment.grpo import grpo
+from lmpipe.alignment.sft import sft
 from lmpipe.artifacts.build import build
 from lmpipe.artifacts.source import SourceSpec, pin, source
 from lmpipe.artifacts.store import Store

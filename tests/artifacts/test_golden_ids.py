@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from lmpipe.alignment.dpo import DpoConfig, dpo
-from lmpipe.alignment.grpo import GrpoConfig, grpo
-from lmpipe.alignment.sft import SftConfig, sft
+from lmpipe.alignment.config import DpoConfig, GrpoConfig, SftConfig
+from lmpipe.alignment.dpo import dpo
+from lmpipe.alignment.grpo import grpo
+from lmpipe.alignment.sft import sft
 from lmpipe.alignment.task import TaskConfig
 from lmpipe.artifacts import identity
 from lmpipe.artifacts.build import build
@@ -20,7 +21,7 @@ from lmpipe.artifacts.store import Store
 from lmpipe.evaluation.config import EvaluateConfig
 from lmpipe.evaluation.evaluate import evaluate
 from lmpipe.runtime import Runtime
-from lmpipe.training.pretrain import PretrainConfig
+from lmpipe.training.config import PretrainConfig
 from tests.artifacts.golden_ids import ids
 from tests.artifacts.stages import CountConfig, count
 

@@ -21,7 +21,8 @@ from lmpipe.eval_items.contamination_record import (
     record_of,
 )
 from lmpipe.runtime import Runtime
-from lmpipe.training.pretrain import PretrainConfig, pretrain
+from lmpipe.training.config import PretrainConfig
+from lmpipe.training.pretrain import pretrain
 
 LINES = "5" * 64  # digest of a benchmark's lines
 

@@ -10,10 +10,17 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from lmpipe.alignment.config import AlignmentOptimizer  # noqa: E402
-from lmpipe.alignment.dpo import DpoConfig, dpo  # noqa: E402
-from lmpipe.alignment.grpo import GrpoConfig, GrpoOptimizer, grpo  # noqa: E402
-from lmpipe.alignment.sft import SftConfig, SftOptimizer, sft  # noqa: E402
+from lmpipe.alignment.config import (  # noqa: E402  # noqa: E402
+    AlignmentOptimizer,
+    DpoConfig,
+    GrpoConfig,
+    GrpoOptimizer,
+    SftConfig,
+    SftOptimizer,
+)
+from lmpipe.alignment.dpo import dpo  # noqa: E402
+from lmpipe.alignment.grpo import grpo  # noqa: E402
+from lmpipe.alignment.sft import sft  # noqa: E402
 from lmpipe.artifacts.build import build  # noqa: E402
 from lmpipe.artifacts.store import Store  # noqa: E402
 from lmpipe.runtime import Runtime  # noqa: E402

@@ -16,6 +16,7 @@ pytest.importorskip("deepspeed")
 from lmpipe.artifacts.events import discard  # noqa: E402
 from lmpipe.model.config import ModelConfig  # noqa: E402
 from lmpipe.runtime import Runtime  # noqa: E402
+from lmpipe.training.config import PretrainConfig  # noqa: E402
 from lmpipe.training.data import GlobalBatches  # noqa: E402
 from lmpipe.training.engine import join_ranks  # noqa: E402
 from lmpipe.training.loop import (  # noqa: E402
@@ -24,7 +25,6 @@ from lmpipe.training.loop import (  # noqa: E402
     speed_summary,
     train,
 )
-from lmpipe.training.pretrain import PretrainConfig  # noqa: E402
 from lmpipe.training.rank import RankContext  # noqa: E402
 
 pytestmark = [

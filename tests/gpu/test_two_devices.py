@@ -20,10 +20,12 @@ from lmpipe.artifacts.types import Checkpoint  # noqa: E402
 from lmpipe.model.config import ModelConfig  # noqa: E402
 from lmpipe.runtime import Runtime  # noqa: E402
 from lmpipe.runtime.processes import end_tree  # noqa: E402
+from lmpipe.training.config import PretrainConfig  # noqa: E402
 from lmpipe.training.launch import run_ranks  # noqa: E402
 from lmpipe.training.optimizer import OptimizerConfig  # noqa: E402
-from lmpipe.training.pretrain import PretrainConfig, pretrain  # noqa: E402
-from tests.training.test_engine import ENGINE, reference  # noqa: E402, F401
+from lmpipe.training.pretrain import pretrain  # noqa: E402
+from tests.training.engine_entries import check_stages  # noqa: E402
+from tests.training.test_engine import reference  # noqa: E402, F401
 from tests.training.test_launch import Recorder, environment_with_project  # noqa: E402
 from tests.training.test_pretrain import Nothing, counting_shards, no_tokenizer  # noqa: E402
 
@@ -63,7 +65,7 @@ def trained(root: str, ranks: int, config: PretrainConfig = CONFIG, stage: int =
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     job = {"stages": STAGES, "folder": str(tmp_path_factory.mktemp("states"))}
     answer: dict[str, Any] = run_ranks(
-        f"{ENGINE}:check_stages", job, Recorder(), Runtime(ranks=2, device="cuda")
+        check_stages, job, Recorder(), Runtime(ranks=2, device="cuda")
     )
     return answer
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from lmpipe.report.blocks import Table, Tiles
 from lmpipe.report.sections.scaling import section
-from lmpipe.scaling.scale import ScaleConfig, describe
+from lmpipe.scaling.config import ScaleConfig
+from lmpipe.scaling.scale import describe
 from tests.scaling.test_scale import sweep_points
 
 

@@ -23,7 +23,8 @@ from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards, open_arti
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
-from lmpipe.scaling.scale import ScaleConfig, ScaleSchedule, describe, scale, sweep_series
+from lmpipe.scaling.config import ScaleConfig, ScaleSchedule
+from lmpipe.scaling.scale import describe, scale, sweep_series
 from lmpipe.scaling.sweep_rank import Sweep
 from lmpipe.token_data.dataset import TokenReader
 from lmpipe.token_data.order import SequenceOrder

@@ -48,8 +48,7 @@ def stepping(out: Output[Checkpoint], config: StepsConfig, *, runtime: Runtime) 
     with out.previous_checkpoint() as previous:
         resume = str(previous / "state.json") if previous else ""
         job = config.identity() | {"resume": resume}
-        entry = "tests.stack.ops_stages:step_in_rank"
-        out.write_json("meta.json", run_ranks(entry, job, out, runtime))
+        out.write_json("meta.json", run_ranks(step_in_rank, job, out, runtime))
     return out.commit()
 
 

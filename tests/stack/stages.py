@@ -66,7 +66,7 @@ class RanksConfig(StageConfig):
 def ranked(out: Output[Checkpoint], config: RanksConfig, *, runtime: Runtime) -> Checkpoint:
     """Run ranks that wait for a file."""
     job = config.identity()
-    out.write_json("meta.json", run_ranks("tests.stack.stages:wait_in_rank", job, out, runtime))
+    out.write_json("meta.json", run_ranks(wait_in_rank, job, out, runtime))
     return out.commit()
 
 

@@ -9,11 +9,10 @@ import torch
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
 from lmpipe.training.optimizer import parameter_groups
-from tests.training.engine_entries import MOST_SKIPPED, SCHEDULE, SETTINGS
-from tests.training.test_launch import ENTRIES, Recorder
+from tests.training.engine_entries import MOST_SKIPPED, SCHEDULE, SETTINGS, check_stages, go_on
+from tests.training.test_launch import Recorder
 from tests.training.tiny import SEQUENCES_PER_STEP, TinyModel, sequences
 
-ENGINE = ENTRIES.replace("rank_entries", "engine_entries")
 STAGES = [0, 1, 2, 3]
 FP32_ROUNDING = 2e-6
 
@@ -26,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(folder: Path) -> dict[str, Any]:
     job = {"stages": STAGES, "folder": str(folder)}
-    return run_ranks(f"{ENGINE}:check_stages", job, Recorder(), Runtime(ranks=2, device="cpu"))
+    return run_ranks(check_stages, job, Recorder(), Runtime(ranks=2, device="cpu"))
 
 
 @pytest.fixture(scope="module")
 def one_rank(folder: Path, two_ranks: dict[str, Any]) -> dict[str, Any]:
     loads = [["stage3/2", 1], ["stage1/4", 3], ["stage2/2", 0], ["stage0/4", 2]]
     job = {"loads": loads, "folder": str(folder)}
-    return run_ranks(f"{ENGINE}:go_on", job, Recorder(), Runtime(ranks=1, device="cpu"))
+    return run_ranks(go_on, job, Recorder(), Runtime(ranks=1, device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@ from lmpipe.artifacts.types import Checkpoint
 from lmpipe.errors import ConfigError, InputError, TrainingError
 from lmpipe.runtime import Runtime
 from lmpipe.training import launch
-from lmpipe.training.launch import parse_hostfile, resolve_num_ranks, run_ranks
-
-ENTRIES = "tests.training.rank_entries"
+from lmpipe.training.launch import parse_hostfile, reference, resolve_num_ranks, run_ranks
+from tests.training import rank_entries
 
 
 class RankedConfig(StageConfig):
@@ -33,7 +32,7 @@ class RankedConfig(StageConfig):
 def ranked(out: Output[Checkpoint], config: RankedConfig, *, runtime: Runtime) -> Checkpoint:
     """Let ranks report and write what rank 0 said."""
     job = {"folder": config.folder, "word": "ja"}
-    out.write_json("meta.json", run_ranks(f"{ENTRIES}:report", job, out, runtime))
+    out.write_json("meta.json", run_ranks(rank_entries.report, job, out, runtime))
     return out.commit()
 
 
@@ -73,7 +72,7 @@ def test_rank_0_s_events_and_result_reach_the_stage_and_all_output_bears_its_ran
 ):
     out = Recorder()
     job = {"folder": str(tmp_path), "word": "ja"}
-    result = run_ranks(f"{ENTRIES}:report", job, out, Runtime(ranks=2, device="cpu"))
+    result = run_ranks(rank_entries.report, job, out, Runtime(ranks=2, device="cpu"))
     assert result == {"rank": 0, "world_size": 2, "echo": "ja"}
     named, told = out.events[:2], out.events[2:]
     assert [event["name"] for event in named] == ["rank 0", "rank 1"]
@@ -106,7 +105,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(
     started = time.monotonic()
     with pytest.raises(error) as caught:
         run_ranks(
-            f"{ENTRIES}:fail",
+            rank_entries.fail,
             {"how": how, "folder": str(tmp_path)},
             Recorder(),
             Runtime(ranks=3, device="cpu", scratch=str(tmp_path / "scratch")),
@@ -124,8 +123,9 @@ def test_no_rank_outlives_a_stage_process_that_is_ended(tmp_path: Path, number: 
 import sys
 from lmpipe.runtime import Runtime
 from lmpipe.training.launch import run_ranks
+from tests.training.rank_entries import wait_with_child
 from tests.training.test_launch import Recorder
-run_ranks("{ENTRIES}:wait_with_child", {{"folder": {str(tmp_path)!r}}}, Recorder(),
+run_ranks(wait_with_child, {{"folder": {str(tmp_path)!r}}}, Recorder(),
           Runtime(ranks=2, device="cpu"))
 """
     stage = subprocess.Popen(
@@ -158,9 +158,15 @@ run_ranks("{ENTRIES}:wait_with_child", {{"folder": {str(tmp_path)!r}}}, Recorder
                 os.kill(child, signal.SIGKILL)
 
 
+def test_an_entry_is_named_by_its_module_and_a_function_of_no_module_is_refused() -> None:
+    assert reference(rank_entries.report) == "tests.training.rank_entries:report"
+    with pytest.raises(AssertionError, match="no rank can import"):
+        reference(lambda job, context: None)
+
+
 def test_a_job_must_be_json():
     with pytest.raises(TypeError):
-        run_ranks(f"{ENTRIES}:report", {"a": object()}, Recorder(), Runtime(device="cpu"))
+        run_ranks(rank_entries.report, {"a": object()}, Recorder(), Runtime(device="cpu"))
 
 
 def test_a_hostfile_is_parsed_and_its_errors_name_the_line():

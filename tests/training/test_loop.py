@@ -7,7 +7,7 @@ import torch
 from lmpipe.model.config import ModelConfig
 from lmpipe.runtime import Runtime
 from lmpipe.training import loop
-from lmpipe.training.pretrain import PretrainConfig
+from lmpipe.training.config import PretrainConfig
 
 MUP = {"mup_base_width": 32, "attention_scale": "inverse"}
 

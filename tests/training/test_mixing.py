@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from lmpipe.errors import ConfigError
 from lmpipe.model.config import ModelConfig
 from lmpipe.token_data.dataset import TokenReader
+from lmpipe.training.config import PretrainConfig
 from lmpipe.training.data import IGNORED, GlobalBatches
 from lmpipe.training.mixing import MixedSequences, MixtureConfig
-from lmpipe.training.pretrain import PretrainConfig
 from tests.training.token_shards import write_shards
 
 CPU = torch.device("cpu")

@@ -27,11 +27,12 @@ from lmpipe.token_data.dataset import TokenReader
 from lmpipe.tokenization.config import TokenizerConfig
 from lmpipe.tokenization.encoding import format_ranks
 from lmpipe.tokenization.tokenizer import tokenizer
+from lmpipe.training.config import PretrainConfig
 from lmpipe.training.data import cut
 from lmpipe.training.loop import MeasuredLoss, language_model_loss
 from lmpipe.training.mixing import MixtureConfig
 from lmpipe.training.optimizer import OptimizerConfig
-from lmpipe.training.pretrain import PretrainConfig, pretrain, write_tokenizer_files
+from lmpipe.training.pretrain import pretrain, write_tokenizer_files
 from tests.tokenization.conftest import GivenConfig, given_documents
 from tests.training.test_launch import environment_with_project
 from tests.training.token_shards import EOS, VOCAB, write_shards

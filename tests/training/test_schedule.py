@@ -5,12 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lmpipe.alignment.dpo import DpoConfig
-from lmpipe.alignment.grpo import GrpoConfig
-from lmpipe.alignment.sft import SftConfig
+from lmpipe.alignment.config import DpoConfig, GrpoConfig, SftConfig
 from lmpipe.errors import ConfigError
-from lmpipe.scaling.scale import ScaleConfig
-from lmpipe.training.pretrain import PretrainConfig
+from lmpipe.scaling.config import ScaleConfig
+from lmpipe.training.config import PretrainConfig
 from lmpipe.training.schedule import Schedule, ScheduleConfig, ScheduleName
 
 NAMES: list[ScheduleName] = ["warmup_stable_decay", "cosine", "linear", "constant"]
