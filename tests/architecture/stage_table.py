@@ -1,4 +1,4 @@
-"""Print the README's stage table: `python -m tests.architecture.stage_table`."""
+"""Print the stage table of docs/stages.md: `python -m tests.architecture.stage_table`."""
 
 import importlib
 import inspect
@@ -43,7 +43,7 @@ def stage_table() -> str:
         module = found[name]
         stage: Stage = getattr(importlib.import_module(module), name)  # type: ignore[type-arg]
         summary = (inspect.getdoc(stage.function) or "").partition("\n")[0].rstrip(".")
-        path = module.replace(".", "/") + ".py"
+        path = "../" + module.replace(".", "/") + ".py"
         lines.append(
             f"| [{name}]({path}) | {summary} | {_inputs(stage)} | {stage.output_type.__name__} "
             f"| {stage.kind}, v{stage.version} |"

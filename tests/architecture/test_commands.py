@@ -16,7 +16,10 @@ from tasks.plan import step_names
 from tasks.selection import Selection
 from tests.architecture.modules import REPOSITORY
 
-DOCUMENTS = ("README.md", "COURSE.md", "CONTRIBUTING.md")
+DOCUMENTS = (
+    *("README.md", "COURSE.md", "CONTRIBUTING.md"),
+    *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")),
+)
 INDENTED = re.compile(r"^    (.*\blmpipe (?!:).*)$", re.MULTILINE)
 QUOTED = re.compile(r"`([^`]*\b(?:lmpipe|pytest) [^`]*)`")
 

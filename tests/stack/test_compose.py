@@ -111,7 +111,7 @@ def stack(
 
 @pytest.fixture(scope="module")
 def deployed_stack(stack: Compose) -> Compose:
-    """The stack with our deployments, made by the README's command."""
+    """The stack with our deployments, made by the documents' command."""
     printed = stack.compose("exec", "-T", "worker-cpu", "lmpipe", "deploy", "--store", STORE)
     assert "deployment curate/curate: created" in printed
     return stack
@@ -189,7 +189,7 @@ def few_pages(settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def node(deployed_stack: Compose, tmp_path: Path) -> Iterator[Compose]:
-    """A node of a cluster: a worker with the README's variables, whose containers take runs."""
+    """A node of a cluster: a worker with the variables of docs/clusters.md, whose containers take runs."""
     stack = deployed_stack
     deploy = ("exec", "-T", "worker-cpu", "lmpipe", "deploy", "--store", STORE)
     stack.compose(*deploy, "--cpu-pool", "cpu-docker", "--gpu-pool", "cpu-docker", "--gpus", "32")
@@ -210,7 +210,7 @@ def node(deployed_stack: Compose, tmp_path: Path) -> Iterator[Compose]:
 def test_a_node_takes_a_run_from_the_head_node_by_its_address(
     node: Compose, tmp_path: Path
 ) -> None:
-    """The README's commands of a cluster, with containers that ask for no GPU."""
+    """The commands of docs/clusters.md, with containers that ask for no GPU."""
     curate = node.request("GET", "/deployments/name/curate/curate")
     assert curate["work_pool_name"] == "cpu-docker"
     assert node.request("GET", "/v2/concurrency_limits/gpu")["limit"] == 32

@@ -121,11 +121,11 @@ def test_a_worker_killed_by_9_is_started_again_and_the_server_goes_on(laptop: La
     assert server.is_running()
 
 
-def test_the_readme_s_commands_of_a_laptop_hold_as_written_one_after_the_other(
+def test_the_documents_commands_of_a_laptop_hold_as_written_one_after_the_other(
     laptop: Laptop, tmp_path: Path
 ) -> None:
     """All lines, word by word, but for port, home and store, which are the test's own."""
-    text = (REPOSITORY / "README.md").read_text()
+    text = (REPOSITORY / "docs" / "operations.md").read_text()
     section = text.partition("**A laptop.**")[2].partition("**One GPU box.**")[0]
     first, *lines = re.findall(r"^    (.*)$", section, flags=re.MULTILINE)
     assert first == "make up"
