@@ -189,7 +189,7 @@ def few_pages(settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def node(deployed_stack: Compose, tmp_path: Path) -> Iterator[Compose]:
-    """A node of a cluster: a worker with the variables of docs/clusters.md, whose containers take runs."""
+    """A node of a cluster: a worker with docs/clusters.md's variables, in containers."""
     stack = deployed_stack
     deploy = ("exec", "-T", "worker-cpu", "lmpipe", "deploy", "--store", STORE)
     stack.compose(*deploy, "--cpu-pool", "cpu-docker", "--gpu-pool", "cpu-docker", "--gpus", "32")
