@@ -40,6 +40,7 @@ GRID_LOG_SCALE = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0)
 NUM_STARTS = 24
 SMALLEST = 1e-12  # nats; runs far from convergence say nothing of E, and a fit lets it go to 0
 FLOPS_PER_PARAMETER_TOKEN = 6.0
+MAX_EXPONENT = 2.0  # published fits have 0.03 to 0.8; a term that says nothing runs to 24
 MIN_RUNS, MIN_SIZES, MIN_BUDGETS = 8, 3, 3  # for five constants
 
 
@@ -247,7 +248,21 @@ def fit_loss_law(runs: Runs, *, start: LossLaw | None = None) -> LossLaw:
             f"{runs.num_different} of {sizes} and {budgets}. Add runs, or fit the 2 constants of "
             "fit_compute_law"
         )
-    return _fit_loss_law(runs, start)
+    law = _fit_loss_law(runs, start)
+    if not _is_plausible(law):
+        raise ConfigError(
+            "the losses do not determine the 5 constants of E + A/N^alpha + "
+            f"B/D^beta: the best fit has alpha={law.alpha:g}, beta={law.beta:g}, A={law.A:g}, B={law.B:g}, where "
+            f"exponents lie in (0, {MAX_EXPONENT:g}]. Add runs whose sizes or budgets lie further "
+            "apart, or fit the 2 constants of fit_compute_law"
+        )
+    return law
+
+
+def _is_plausible(law: LossLaw) -> bool:
+    """Say whether both terms fall, at a rate that a model has had: a flat one fits any exponent."""
+    finite = all(np.isfinite(value) for value in law.constants().values())
+    return finite and 0 < law.alpha <= MAX_EXPONENT and 0 < law.beta <= MAX_EXPONENT
 
 
 def _fit_loss_law(runs: Runs, start: LossLaw | None) -> LossLaw:
@@ -285,8 +300,9 @@ def _num_sizes_and_budgets(runs: Runs) -> tuple[int, int]:
 
 
 def fit_law(runs: Runs) -> LossLaw | ComputeLaw:
-    """Fit the law that the runs can carry."""
-    return fit_loss_law(runs) if is_determined(runs) else fit_compute_law(runs)
+    """Fit the law that the runs can carry: five constants, or two where a term says nothing."""
+    law = _fit_loss_law(runs, None) if is_determined(runs) else None
+    return law if law and _is_plausible(law) else fit_compute_law(runs)
 
 
 def bootstrap(

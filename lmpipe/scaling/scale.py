@@ -41,7 +41,7 @@ def scale_in_rank(job: dict[str, Any], context: RankContext) -> list[dict[str, A
     return main(job, context)
 
 
-@stage(version=1, kind="statistical", check=check_start)
+@stage(version=2, kind="statistical", check=check_start)
 def scale(
     out: Output[ScalingFit],
     config: ScaleConfig,

@@ -121,6 +121,18 @@ def test_runs_that_do_not_determine_five_constants_are_refused(
         fit_loss_law(make_runs(TRUTH).take(runs), start=start)
 
 
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_runs_whose_losses_say_nothing_of_the_tokens_have_two_constants(seed: int) -> None:
+    sizes, budgets = np.meshgrid([1e6, 3e6, 1e7], [1e8, 3e8, 1e9])
+    parameters, tokens = sizes.ravel()[:8], budgets.ravel()[:8]
+    noise = np.random.default_rng(seed).normal(0, 0.02, 8)
+    runs = Runs(parameters, tokens, 2 + 300 * parameters**-0.3 + noise)
+    assert is_determined(runs)
+    with pytest.raises(ConfigError, match=r"do not determine the 5 constants .* beta="):
+        fit_loss_law(runs)
+    assert isinstance(fit_law(runs), ComputeLaw)
+
+
 def test_runs_of_one_compute_are_refused_for_two_constants() -> None:
     with pytest.raises(ConfigError, match=r"2 constants, .* 2 different computes .* these 2"):
         fit_compute_law(make_runs(TRUTH).take(np.array([3, 3])))
