@@ -252,9 +252,9 @@ def fit_loss_law(runs: Runs, *, start: LossLaw | None = None) -> LossLaw:
     if not _is_plausible(law):
         raise ConfigError(
             "the losses do not determine the 5 constants of E + A/N^alpha + B/D^beta: the best fit "
-            f"has alpha={law.alpha:g}, beta={law.beta:g}, A={law.A:g}, B={law.B:g}, where exponents "
-            f"lie in (0, {MAX_EXPONENT:g}]. Add runs whose sizes or budgets lie further apart, or "
-            "fit the 2 constants of fit_compute_law"
+            f"has alpha={law.alpha:g}, beta={law.beta:g}, A={law.A:g}, B={law.B:g}, where "
+            f"exponents lie in (0, {MAX_EXPONENT:g}]. Add runs whose sizes or budgets lie further "
+            "apart, or fit the 2 constants of fit_compute_law"
         )
     return law
 
