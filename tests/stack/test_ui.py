@@ -10,11 +10,13 @@ import yaml
 
 from flows.naming import is_made_up
 from tests.services.browser import Browser, browser
-from tests.services.prefect_server import PrefectServer
+from tests.services.prefect_server import REPOSITORY, PrefectServer
 from tests.services.processes import ServiceProcess, wait_until
 from tests.stack.test_deploy import deployment_id, tiny_recipe
 
-OURS = {"deployments": {"tags": {"all_": ["lmpipe"]}}}
+FILE = yaml.safe_load((REPOSITORY / "deployments" / "prefect.yaml").read_text())
+# by name: other tests leave deployments of their own with our tag on the server
+OURS = {"deployments": {"name": {"any_": [entry["name"] for entry in FILE["deployments"]]}}}
 FLOW = "tests/stack/stage_flows.py:run_report"
 
 
