@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lmpipe.alignment.config import DpoConfig
 from lmpipe.alignment.logprobs import Logits, pad_rows, token_logprobs
-from lmpipe.alignment.order import RowOrder
 from lmpipe.alignment.pairs import Pair, make_pairs
 from lmpipe.alignment.policy_run import PolicyRun, describe_rollouts
 from lmpipe.alignment.preference import dpo_loss
@@ -23,6 +22,7 @@ from lmpipe.alignment.rollouts import (
     write_rollouts,
 )
 from lmpipe.alignment.task import problems
+from lmpipe.token_data.order import SequenceOrder
 from lmpipe.training.engine import StepResult
 from lmpipe.training.rank import RankContext
 
@@ -51,9 +51,9 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
     run.metrics.update(pairs=report.as_dict(), rollouts=describe_rollouts(rollouts))
     run.context.table("pairs", [{"what": k, "count": v} for k, v in report.as_dict().items()])
     reference = score_pairs(run, run.load_policy(run.device), pairs)
-    order = RowOrder(len(pairs), config.seed)
+    order = SequenceOrder(len(pairs), config.seed)
     for step in range(start, config.num_steps):
-        picked = order.take(step * config.pairs_per_step, config.pairs_per_step).tolist()
+        picked = order.numbers(step * config.pairs_per_step, config.pairs_per_step).tolist()
         result, values = train_step(run, pairs, reference, picked)
         run.record_step(step + 1, result, **values)
         if (step + 1) % config.evaluate_every == 0 and step + 1 < config.num_steps:

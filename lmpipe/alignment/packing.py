@@ -13,7 +13,6 @@ would be an answer without its question. The report says how many tokens went wh
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -119,22 +118,13 @@ def _fit(conversation: Rendered, length: int, overflow: Overflow, index: int) ->
 
 
 def _best_fit(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Return which conversations share each row: best fit, longest first, ties by order.
+    """Return which conversations share each row, the longest first in each."""
+    from lmpipe.token_data.best_fit import best_fit
 
-    Cost: O(n log n) searches; keeping the list of open rows sorted adds a memmove each.
-    """
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (free tokens, row), sorted: the first that fits is the best
+    row_of = best_fit(np.array(sizes, np.int64), length)
+    rows: list[list[int]] = [[] for _ in range(int(row_of.max(initial=-1)) + 1)]
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        place = bisect.bisect_left(room, (sizes[index], -1))
-        if place == len(room):
-            rows.append([])
-            free, row = length, len(rows) - 1
-        else:
-            free, row = room.pop(place)
-        rows[row].append(index)
-        if free > sizes[index]:
-            bisect.insort(room, (free - sizes[index], row))
+        rows[row_of[index]].append(index)
     return rows
 
 

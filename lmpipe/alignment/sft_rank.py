@@ -15,11 +15,11 @@ import torch
 from lmpipe.alignment.chat import Rendered, exchange, read_conversations
 from lmpipe.alignment.config import SftConfig
 from lmpipe.alignment.logprobs import token_logprobs
-from lmpipe.alignment.order import RowOrder
 from lmpipe.alignment.packing import PackedRows, pack
 from lmpipe.alignment.policy_run import PolicyRun
 from lmpipe.alignment.task import problems
 from lmpipe.errors import ConfigError
+from lmpipe.token_data.order import SequenceOrder
 from lmpipe.training.engine import StepResult
 from lmpipe.training.rank import RankContext
 
@@ -29,13 +29,13 @@ def main(job: dict[str, Any], context: RankContext) -> dict[str, Any]:
     config = SftConfig.model_validate(job["config"])
     run = PolicyRun("sft", config, job, context)
     rows = pack_conversations(run)
-    order = RowOrder(len(rows), config.seed)
+    order = SequenceOrder(len(rows), config.seed)
     run.share(config.rows_per_step, "rows_per_step")
     start = run.resume()
     if start == 0:
         run.evaluate(0)
     for step in range(start, config.num_steps):
-        chosen = order.take(step * config.rows_per_step, config.rows_per_step)
+        chosen = order.numbers(step * config.rows_per_step, config.rows_per_step)
         result = train_step(run, rows, chosen)
         run.tokens += chosen.size * rows.tokens.shape[1]
         run.record_step(step + 1, result, epoch=(step + 1) * config.rows_per_step / len(rows))
