@@ -117,7 +117,7 @@ def train(
 
     config = shape(settings, kind, width)
     model = Decoder(config).initialise(0).to(text.device)
-    chosen = OptimizerConfig(learning_rate=rate, weight_decay=0.0)
+    chosen = OptimizerConfig(learning_rate=1.0, weight_decay=0.0)  # each step sets its own rate
     groups = parameter_groups(model.named_parameters(), chosen, learning_rate_scale(config))
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     schedule = Schedule("cosine", settings.steps, settings.steps // 10, 0)
