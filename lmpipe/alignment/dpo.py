@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lmpipe.alignment.config import DpoConfig
+from lmpipe.alignment.launch import run_alignment
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
@@ -43,6 +44,5 @@ def dpo(
     out: Output[Checkpoint], config: DpoConfig, policy: Checkpoint, *, runtime: Runtime
 ) -> Checkpoint:
     """Train on pairs of the policy's own rollouts with the DPO loss."""
-    from lmpipe.alignment.launch import run_alignment
 
     return run_alignment(dpo_in_rank, config, policy, out, runtime, {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lmpipe.alignment.config import GrpoConfig
+from lmpipe.alignment.launch import run_alignment
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint
@@ -38,6 +39,5 @@ def grpo(
     out: Output[Checkpoint], config: GrpoConfig, policy: Checkpoint, *, runtime: Runtime
 ) -> Checkpoint:
     """Improve the policy on the task's reward, measured on held-out problems."""
-    from lmpipe.alignment.launch import run_alignment
 
     return run_alignment(grpo_in_rank, config, policy, out, runtime, {})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from lmpipe.alignment.config import AlignmentConfig
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.types import Checkpoint
@@ -30,7 +32,6 @@ def run_alignment(
     same names; curves hold timings, so their bytes do not count for the content. What the policy's
     data held of the benchmarks goes on with it, unless `contamination` says more.
     """
-    import pyarrow.parquet as pq
 
     if runtime.zero_stage > LARGEST_ZERO_STAGE:
         out.log(f"sampling needs whole weights: ZeRO stage {LARGEST_ZERO_STAGE} here")

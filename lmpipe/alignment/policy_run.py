@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, tokenizer_config
@@ -182,8 +184,6 @@ class PolicyRun(Generic[C]):
         return self.metrics
 
     def _write(self, result: Path, weights: dict[str, torch.Tensor]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
         model = self.policy.config
         save_weights(weights, model, result / "model", eos_token_id=self.chat.end)

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from lmpipe.alignment.chat import ChatTokenizer, question
@@ -191,8 +193,6 @@ def samples(rollouts: Sequence[Rollout], count: int) -> list[dict[str, Any]]:
 
 def write_rollouts(rollouts: Iterable[Rollout], path: Path) -> None:
     """Store rollouts as Parquet, ids and log-probabilities included."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     schema = pa.schema(
         [
@@ -214,6 +214,5 @@ def write_rollouts(rollouts: Iterable[Rollout], path: Path) -> None:
 
 def read_rollouts(path: Path) -> list[Rollout]:
     """Read what `write_rollouts` stored."""
-    import pyarrow.parquet as pq
 
     return [Rollout(**row) for row in pq.read_table(path).to_pylist()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lmpipe.alignment.config import SftConfig
+from lmpipe.alignment.launch import run_alignment
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import Checkpoint, Source
@@ -76,7 +77,6 @@ def sft(
         ConfigError: there is nothing to learn from.
         InputError: the conversations have no contamination report, or are over the limit.
     """
-    from lmpipe.alignment.launch import run_alignment
 
     contamination = contamination_gate(config, base, conversations)
     given = conversations.names() if conversations else []

@@ -14,13 +14,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lmpipe.artifacts.output import Output
 from lmpipe.artifacts.stage import stage
 from lmpipe.artifacts.types import ScalingFit, Tokenizer, TokenShards
 from lmpipe.errors import ConfigError
+from lmpipe.model.cost import count_parameters
 from lmpipe.runtime import Runtime
 from lmpipe.scaling.config import ScaleConfig
-from lmpipe.training.launch import check_ranks
+from lmpipe.token_data.index import check_holds_a_sequence
+from lmpipe.token_data.shard_file import verify_shards
+from lmpipe.training.launch import check_ranks, run_ranks
+from lmpipe.training.mixing import reference
 
 if TYPE_CHECKING:
     from lmpipe.scaling.fit import ComputeLaw, Floats, LossLaw, Runs
@@ -51,10 +57,6 @@ def scale(
     runtime: Runtime,
 ) -> ScalingFit:
     """Run the sweep in ranks, fit the law to all runs but the largest, and predict that one."""
-    from lmpipe.token_data.index import check_holds_a_sequence
-    from lmpipe.token_data.shard_file import verify_shards
-    from lmpipe.training.launch import run_ranks
-    from lmpipe.training.mixing import reference
 
     for split in ("train", "validation"):
         check_holds_a_sequence(shards, split, config.model.max_seq_len, "scale.model.max_seq_len")
@@ -86,7 +88,6 @@ def sweep_series(config: ScaleConfig, vocab_size: int) -> list[dict[str, Any]]:
     Parameters are those that a token is multiplied by, so that 6ND is what a token costs: with a
     small model the embedding is most of the rest, and counting it bends the law.
     """
-    from lmpipe.model.cost import count_parameters
 
     plan = [(w, sorted(config.token_budgets), False) for w in sorted(config.widths)]
     plan.append((config.held_out_width, [config.held_out_tokens], True))
@@ -110,7 +111,6 @@ def describe(points: list[dict[str, Any]], config: ScaleConfig) -> dict[str, Any
     Raises:
         ConfigError: the runs that are left do not determine a law.
     """
-    import numpy as np
 
     from lmpipe.scaling.fit import FLOPS_PER_PARAMETER_TOKEN, LossLaw, bootstrap, fit_law
 
@@ -172,7 +172,6 @@ def _take_out_diverged(points: list[dict[str, Any]]) -> list[str]:
 
 
 def _runs(points: list[dict[str, Any]]) -> Runs:
-    import numpy as np
 
     from lmpipe.scaling.fit import Runs
 
@@ -184,7 +183,6 @@ def _runs(points: list[dict[str, Any]]) -> Runs:
 
 def _next_run(law: LossLaw | ComputeLaw, flops: float) -> dict[str, float] | None:
     """Size the next run; only the law in N and D can say how to split its compute."""
-    import numpy as np
 
     from lmpipe.scaling.fit import LossLaw
 

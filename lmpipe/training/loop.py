@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from lmpipe.errors import ConfigError, TrainingError
@@ -346,15 +349,12 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory this rank has held: on its GPU, or resident on CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def write_curve(rows: list[dict[str, Any]], path: Path) -> None:
     """Write the curve as Parquet; infinite gradient norms of skipped steps stay infinite."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     floats = ("loss", "validation_loss", "bits_per_byte", "lr", "grad_norm", "seconds")
     schema = pa.schema(

@@ -170,7 +170,7 @@ def test_the_prediction_is_compared_with_the_run_itself(fit: ScalingFit) -> None
 def test_a_split_without_a_full_sequence_is_refused_before_a_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
-    monkeypatch.setattr("lmpipe.training.launch.run_ranks", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("lmpipe.scaling.scale.run_ranks", lambda *_: pytest.fail("started"))
     store, runtime = Store(str(tmp_path)), Runtime(device="cpu")
     short = DataConfig(**{"length" if split == "train" else "validation": 32})
     data = build(shards, short, {}, store=store, runtime=runtime)
