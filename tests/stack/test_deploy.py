@@ -100,7 +100,7 @@ def test_a_changed_option_is_written_and_what_the_ui_switched_stays(
     printed = lmpipe(deployed, tmp_path, "deploy", *options)
     assert re.search(r"limit gpu: \d+ to 7", printed)
     assert "deployment pretrain/pretrain: job_variables" in printed
-    assert "curate" not in printed
+    assert "deployment curate" not in printed
     (after,) = deployed.request("GET", "/deployments/name/curate/curate")["schedules"]
     assert after["active"] is True
     deployed.request("PATCH", path, {"active": False})
