@@ -111,7 +111,7 @@ def is_cut_short(path: Path, offset: int) -> bool:
                 if member.eof:
                     return False
                 block = file.read(WINDOW_BYTES)
-        except Exception:  # damaged, which the reader has said
+        except (zlib.error, zstandard.ZstdError):  # damaged, which the reader has said
             return False
     return True
 

@@ -1,9 +1,10 @@
 """Letters that look alike as one letter: what the search for evaluation items compares.
 
 A copy that was disguised, or read by a machine, has Cyrillic or Greek letters among Latin ones,
-digits for letters, small capitals, strokes. Each is folded here to the Latin letter that it
-resembles, in the items and in the texts alike, on top of the folding of word_hashes.py (full-width
-and mathematical forms, accents, zero-width characters and soft hyphens). Operators only separate.
+the digits 1 and 0 for letters (no other digits), small capitals, strokes. Each is folded here to
+the Latin letter that it resembles, in the items and in the texts alike, on top of the folding of
+word_hashes.py (full-width and mathematical forms, accents, zero-width characters and soft hyphens).
+Operators only separate.
 
 Real Greek and Russian are folded too, upper and lower case alike, so Η and η cannot go to h and n
 at once: h, n and v are one letter, and so are i, l and 1, o and 0, u and y. Thirteen such words in
