@@ -259,7 +259,7 @@ class Output(_Writer, Emitter, Generic[A]):
         They are no part of the artifact, and go with the attempt's other leavings.
         """
         self.write_bytes(name, data)
-        return self.files.pop(name).path
+        return self.take(name)
 
     def take(self, name: str) -> str:
         """Drop from the artifact a file that a shard wrote for others to read; return its path."""

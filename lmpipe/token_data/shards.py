@@ -309,8 +309,8 @@ def _gather(
         pq.ParquetWriter(file, INDEX_SCHEMA, compression="zstd") as writer,
     ):
         for key in keys:
-            part, counts = (out.files.pop(f"parts/{key}.{kind}") for kind in ("parquet", "npy"))
-            with out.store.open(part.path) as stored:
+            part, counts = (out.take(f"parts/{key}.{kind}") for kind in ("parquet", "npy"))
+            with out.store.open(part) as stored:
                 table = pq.read_table(stored)
             if table.num_rows:
                 writer.write_table(table)
@@ -318,7 +318,7 @@ def _gather(
                 lengths = table.filter(pc.equal(table["split"], split))["length"]
                 found[f"{split}_documents"] += len(lengths)
                 found[f"{split}_tokens"] += int(pc.sum(lengths).as_py() or 0)
-            histogram = histogram + np.load(io.BytesIO(out.store.read(counts.path) or b""))
+            histogram = histogram + np.load(io.BytesIO(out.store.read(counts) or b""))
     for i, split in enumerate(SPLITS):
         files = [record for name, record in out.files.items() if name.startswith(f"{split}/")]
         rows = sum(record.rows or 0 for record in files)

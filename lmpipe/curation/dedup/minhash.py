@@ -67,11 +67,6 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     return keys
 
 
-def estimate_similarity(one: NDArray[np.uint32], two: NDArray[np.uint32]) -> float:
-    """Estimate Jaccard similarity as the share of equal minima (deviation √(s(1 − s)/width))."""
-    return float(np.mean(one == two))
-
-
 def choose_keepers(
     members: NDArray[np.uint32], bounds: NDArray[np.int64], similarity: float, max_keepers: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
